@@ -1,0 +1,1 @@
+"""The ``mia-audit`` command: parse, call, print. No logic lives here."""

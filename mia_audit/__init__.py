@@ -1,0 +1,1 @@
+"""Judging the evidence: attacks, statistics, BatchNorm analysis, audits and reports."""

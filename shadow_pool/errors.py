@@ -1,0 +1,21 @@
+"""The one exception for what a user can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user can mend; the message says what was expected, what was found and what to do.
+
+    The command line prints it as one line and exits with status 1.
+    """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not in a fixed list, with the nearest known one named first."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
