@@ -36,9 +36,7 @@ class Arm:
                 "combined with batch or +dp; use it as none+fit or group+fit"
             )
         if self.penalty and self.norm != "batch":
-            raise UserError(
-                f"arm {self.norm}+penalty: there is no gamma/sigma without BatchNorm; use batch+penalty"
-            )
+            raise UserError(f"arm {self.norm}+penalty: there is no gamma/sigma without BatchNorm; use batch+penalty")
         if self.dp is not None and self.norm == "batch":
             raise UserError(
                 "arm batch+dp: BatchNorm mixes the records of a batch, so DP-SGD gives no guarantee; "

@@ -25,9 +25,7 @@ AUGMENTATIONS = ("none", "shift", "flip-shift")
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
-def _between(
-    name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False
-) -> None:
+def _between(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
     if not (low < value if open_low else low <= value) or not value <= high:
         edge = "above" if open_low else "at least"
         above = "" if high == float("inf") else f" and at most {high:g}"
