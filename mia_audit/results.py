@@ -116,12 +116,29 @@ class EffectRow:
 
 
 @dataclass(frozen=True)
+class ArmSummary:
+    """One arm of the pool: what its models achieve and, by the headline attack over all records, leak.
+
+    ``trained`` is False where the arm's models ended near chance. Accuracies are means over models; the
+    test accuracy is the population's.
+    """
+
+    arm: str
+    trained: bool
+    test_accuracy: float | None
+    member_accuracy: float | None
+    auc: float | None
+    auc_ci: Interval | None
+    tpr_at_fpr: tuple[TprAtFpr, ...]
+
+
+@dataclass(frozen=True)
 class AuditResult:
     """One audit of a target or of a pool.
 
-    ``records`` is records.parquet (one row per record). ``curves`` and ``cells`` hold what the report draws:
-    ``curves[arm, subset]`` is (fpr, tpr) of the headline attack; ``cells[arm]`` is (member, score) of it.
-    Neither is written to audit.json.
+    ``records`` is records.parquet (one row per record). The rest is what the report draws and is not written to
+    audit.json: ``curves[arm, subset]`` is (fpr, tpr) of the headline attack, ``bands[arm, subset]`` its 95 % band as
+    (fpr, low, high) where one was computed, ``cells[arm]`` is (member, score) of it, ``arms`` a summary per arm.
     """
 
     kind: str
@@ -136,7 +153,9 @@ class AuditResult:
     warnings: tuple[str, ...]
     records: pd.DataFrame
     curves: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    bands: dict[tuple[str, str], tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
     cells: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    arms: tuple[ArmSummary, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The content of audit.json: plain values, every non-finite number as null."""
