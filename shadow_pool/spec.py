@@ -76,7 +76,7 @@ class Recipe:
     """How one model is trained.
 
     ``schedule``: ``cosine`` falls from ``lr`` to 0 over the run, ``step`` divides by ten at half and at three
-    quarters, ``constant`` stays; arms with ``+fit`` hold ``lr`` constant, since their length is not known.
+    quarters, ``constant`` stays; arms with ``+fit`` repeat the schedule until they reach their loss.
     ``augmentation``: ``shift`` moves an image by up to an eighth of its side, ``flip-shift`` also mirrors it.
     ``gradient_clip`` bounds the l2 norm of the batch gradient (0: off). ``evaluate_epochs``: epochs at which
     history is recorded, besides the last one.

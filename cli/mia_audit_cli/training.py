@@ -1,0 +1,220 @@
+"""Commands that train: demo, train-shadows, train-target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mia_audit_cli import options as o
+from mia_audit_cli.console import TrainingProgress, clock, note, stdout, table, warn
+
+if TYPE_CHECKING:
+    from shadow_pool.data.records import PoolData
+    from shadow_pool.store.pool import Pool
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    app.command("demo", epilog="Example: mia-audit demo --out demo")(demo)
+    app.command("train-shadows", epilog="Example: mia-audit train-shadows --data cifar10 --arch resnet8 --n 16")(
+        train_shadows
+    )
+    app.command("train-target", epilog="Example: mia-audit train-target --arm none --out model.pt")(train_target)
+
+
+def train_shadows(
+    n: o.CountOption = None,
+    pool: o.PoolOption = Path("pool"),
+    data: o.DataOption = None,
+    data_root: o.DataRootOption = None,
+    download: Annotated[bool, typer.Option("--download", help="Download a named data set that is missing.")] = False,
+    label: o.LabelOption = None,
+    id: o.IdOption = None,
+    group: o.GroupOption = None,
+    classes: o.ClassesOption = None,
+    holdout: o.HoldoutOption = None,
+    image_size: o.ImageSizeOption = None,
+    normalize: o.NormalizeOption = None,
+    arch: o.ArchOption = None,
+    init: o.InitOption = None,
+    arms: o.ArmsOption = None,
+    mislabeled: o.MislabeledOption = None,
+    ood: o.OodOption = None,
+    ood_from: o.OodFromOption = None,
+    epochs: o.EpochsOption = None,
+    lr: o.LrOption = None,
+    queries: o.QueriesOption = None,
+    spec: o.SpecOption = None,
+    train: o.TrainOption = None,
+    workers: o.WorkersOption = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Dask scheduler to train on.")
+    ] = None,
+    indices: Annotated[
+        str | None, typer.Option("--indices", metavar="A-B", help="Train only models A to B of each arm.")
+    ] = None,
+    device: o.DeviceOption = "cpu",
+    precision: o.PrecisionOption = None,
+    seed: o.SeedOption = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say what the pool will cost and resolve; train nothing.")
+    ] = False,
+    quiet: o.QuietOption = False,
+) -> None:
+    """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
+    changes = o.spec_changes(
+        spec,
+        n=n,
+        seed=seed,
+        arch=arch,
+        arms=arms.split(",") if arms else None,
+        queries=queries,
+        precision=precision,
+        init=str(init) if init else None,
+        train=train,
+        data__source=data,
+        data__label=label,
+        data__id=id,
+        data__group=group,
+        data__classes=classes.read_text(encoding="utf-8").split("\n") if classes else None,
+        data__holdout=holdout,
+        data__image_size=image_size,
+        data__normalize=normalize,
+        data__mislabeled=mislabeled,
+        data__ood=ood,
+        data__ood_from=ood_from,
+        recipe__epochs=epochs,
+        recipe__lr=lr,
+    )
+    from shadow_pool.prepare import prepare_pool
+
+    chosen = _indices(indices)
+    opened, records = prepare_pool(pool, changes, data_root=data_root, download=download, device=device)
+    warn(opened.manifest.warnings, quiet=quiet)
+    _train(opened, records, workers=workers, scheduler=scheduler, indices=chosen, device=device, quiet=quiet)
+    if not quiet:
+        _pool_table(opened)
+        note(f"next: mia-audit report --pool {pool}, or mia-audit score MODEL --pool {pool} on your own checkpoint")
+
+
+def train_target(
+    pool: o.PoolOption = Path("pool"),
+    arm: Annotated[
+        str, typer.Option("--arm", metavar="ARM", help="The arm whose recipe the target follows.")
+    ] = "batch",
+    seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Seed of members and weights.")] = 0,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the state dict is written.")] = Path(
+        "model.pt"
+    ),
+    data: o.DataOption = None,
+    data_root: o.DataRootOption = None,
+    device: o.DeviceOption = "cpu",
+    quiet: o.QuietOption = False,
+) -> None:
+    """Train a model to audit on records drawn by fair coins; its members stand beside it in a sidecar."""
+    from shadow_pool.prepare import pool_data
+    from shadow_pool.store.pool import open_pool
+    from shadow_pool.train.target import train_target as train
+
+    opened = open_pool(pool)
+    records = pool_data(opened, source=data, data_root=data_root)
+    target = train(opened, records, arm=arm, seed=seed, out=out, device=device)
+    note(
+        f"wrote {target.model} ({arm}, {target.epochs} epochs, training loss {target.loss:.4f}) and {target.members}",
+        quiet=quiet,
+    )
+    note(f"next: mia-audit score {target.model} --pool {pool}", quiet=quiet)
+
+
+def demo(
+    out: o.OutOption = Path("audit"),
+    workers: o.WorkersOption = None,
+    quiet: o.QuietOption = False,
+) -> None:
+    """Train a small paired pool on real digits, train a target, audit it and write the report: about a minute."""
+    from mia_audit.demo import DEMO_SPEC
+
+    from mia_audit_cli.auditing import audit_and_write
+    from shadow_pool.prepare import prepare_pool
+    from shadow_pool.train.target import train_target as train
+
+    opened, records = prepare_pool(out / "pool", DEMO_SPEC)
+    _train(opened, records, workers=workers, quiet=quiet)
+    target = train(opened, records, out=out / "model.pt")
+    audit_and_write(target.model, opened, records, out=out, quiet=quiet)
+
+
+def _train(
+    pool: Pool,
+    data: PoolData,
+    *,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    indices: range | None = None,
+    device: str = "cpu",
+    quiet: bool = False,
+) -> None:
+    """Train what is missing with progress shown; a model that failed for good is an error at the end."""
+    from shadow_pool.errors import UserError
+    from shadow_pool.store.repair import discard_damaged
+    from shadow_pool.train.schedule import train_pool
+
+    warn((f"{error}: it is trained again" for error in discard_damaged(pool)), quiet=quiet)
+    todo = sum(index in (indices or range(pool.spec.n)) for arm in pool.spec.arms for index in pool.missing(arm))
+    if not todo:
+        note(f"pool {pool.path}: nothing is missing", quiet=quiet)
+        return
+    note(
+        f"pool {pool.path}: training {todo} models, arms {', '.join(pool.spec.arms)}, n {pool.spec.n}, "
+        f"{pool.membership.shape[1]} records",
+        quiet=quiet,
+    )
+    receipts = train_pool(
+        pool,
+        data,
+        workers=workers,
+        scheduler=scheduler,
+        indices=indices,
+        device=device,
+        on_progress=TrainingProgress(quiet=quiet),
+    )
+    failed = [receipt for receipt in receipts if receipt.outcome == "failed"]
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(receipts)} models failed, the first with: {failed[0].message}; "
+            "the others are kept: mend the cause and run the same command again"
+        )
+
+
+def _pool_table(pool: Pool) -> None:
+    rows = []
+    for arm in pool.spec.arms:
+        infos = list(pool.scan(arm)[0].values())
+
+        def mean(name: str, infos: list = infos) -> str:  # type: ignore[type-arg]
+            values = [v for v in (getattr(info, name) for info in infos) if v is not None]
+            return f"{sum(values) / len(values):.3f}" if values else "-"
+
+        good = sum(info.status == "trained" for info in infos)
+        rows.append(
+            [arm, f"{good}/{pool.spec.n}", mean("member_accuracy"), mean("nonmember_accuracy")]
+            + [mean("population_accuracy"), clock(sum(info.seconds for info in infos))]
+        )
+    columns = ["arm", "trained", "members", "non-members", "population", "time"]
+    stdout().print(table("Accuracy, mean over models", columns, rows))
+
+
+def _indices(text: str | None) -> range | None:
+    """``3`` or ``0-15`` (both ends included)."""
+    if text is None:
+        return None
+    first, _, last = text.partition("-")
+    try:
+        chosen = range(int(first), int(last or first) + 1)
+    except ValueError:
+        chosen = range(0)
+    if not chosen:
+        raise typer.BadParameter(f"expected A-B with A <= B, for example 0-15, got {text!r}", param_hint="--indices")
+    return chosen

@@ -1,0 +1,143 @@
+"""Train one model: plain tensors in memory, one gather per epoch, no loader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shadow_pool import seeds
+from shadow_pool.arms import Arm
+from shadow_pool.models.resolve import logits_of
+from shadow_pool.spec import Recipe
+from shadow_pool.train.penalty import penalty
+from shadow_pool.train.recipe import augment_epoch, batch_bounds, learning_rate, make_optimizer
+
+OnEpoch = Callable[[int, nn.Module, float], None]
+FIT_LIMIT = 10
+"""A +fit arm trains for at most this many times the recipe's epochs."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What decides one model's training, besides its initial weights and records.
+
+    ``seed`` and ``index`` fix batch order and augmentation: the same in every arm. ``fit_loss`` is the mean
+    training loss at which a +fit arm stops.
+    """
+
+    arm: Arm
+    recipe: Recipe
+    seed: int
+    index: int
+    device: str = "cpu"
+    precision: str = "fp32"
+    fit_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """``loss`` is the last epoch's mean training loss; ``reached`` whether a +fit arm got to its loss."""
+
+    epochs: int
+    loss: float
+    diverged: bool
+    reached: bool | None = None
+    epsilon: float | None = None
+
+
+def train_model(
+    model: nn.Module,
+    x: np.ndarray,
+    label: np.ndarray,
+    job: TrainingJob,
+    *,
+    preprocess: Callable[[Tensor], Tensor],
+    on_epoch: OnEpoch | None = None,
+) -> TrainingOutcome:
+    """Train ``model`` in place on inputs [N, ...] and labels int64 [N] (the members of one model).
+
+    ``on_epoch(epoch, model, loss)`` is called after every epoch, counted from 1, with the epoch's mean training
+    loss; it may put the model in any mode but must not touch its weights. Training that meets a non-finite loss
+    stops there and says so. On a CPU the result depends on nothing but the arguments and the processor type:
+    one thread, no global generator.
+    """
+    if job.arm.dp is not None:
+        from shadow_pool.train.private import train_private
+
+        return train_private(model, x, label, job, preprocess=preprocess, on_epoch=on_epoch)
+    model.to(job.device)
+    inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
+    limit = job.recipe.epochs * (FIT_LIMIT if job.arm.fit else 1)
+    epochs = _epochs(model, inputs, labels, job, preprocess, limit)
+    loss, reached, epoch = math.nan, False, 0
+    with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
+        for epoch, loss in enumerate(epochs, start=1):
+            if not math.isfinite(loss):
+                break
+            if on_epoch is not None:
+                on_epoch(epoch, model, loss)
+            reached = job.fit_loss is not None and loss <= job.fit_loss
+            if job.arm.fit and reached:
+                break
+    return TrainingOutcome(
+        epochs=epoch, loss=loss, diverged=not math.isfinite(loss), reached=reached if job.arm.fit else None
+    )
+
+
+def _epochs(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    job: TrainingJob,
+    preprocess: Callable[[Tensor], Tensor],
+    limit: int,
+) -> Iterator[float]:
+    """Train epoch by epoch, yielding each one's mean training loss (NaN as soon as a loss is not finite)."""
+    recipe = job.recipe
+    optimizer = make_optimizer(model, recipe)
+    parameters = optimizer.param_groups[0]["params"]
+    bounds = batch_bounds(len(labels), recipe.batch_size)
+    steps, step = recipe.epochs * len(bounds), 0
+    for epoch in range(limit):
+        rng = seeds.stream(job.seed, "batches", job.index, epoch)
+        order = torch.from_numpy(rng.permutation(len(labels))).to(inputs.device)
+        x, y = augment_epoch(inputs[order], recipe, rng), labels[order]
+        model.train()
+        total = torch.zeros((), device=inputs.device)
+        for start, stop in bounds:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, step, steps)
+            with autocast(job.device, job.precision):
+                logits = logits_of(model(preprocess(x[start:stop])))
+            loss = cross_entropy(logits.float(), y[start:stop], recipe.label_smoothing)
+            total += loss.detach() * (stop - start)
+            if job.arm.penalty:
+                loss = loss + job.arm.penalty * penalty(model)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if recipe.gradient_clip:
+                nn.utils.clip_grad_norm_(parameters, recipe.gradient_clip)
+            optimizer.step()
+            step += 1
+        yield float(total) / len(labels)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of logits [N, C]; [N, 1] means the two columns [0, z]."""
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[object]:
+    """bf16 autocast where ``precision`` asks for it; weights, loss and signals stay float32."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device_type=torch.device(device).type, dtype=torch.bfloat16)

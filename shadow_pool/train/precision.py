@@ -1,0 +1,23 @@
+"""What ``--precision auto`` means on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+
+def settle_precision(precision: str, device: str) -> str:
+    """``auto`` as ``bf16`` where the device multiplies bf16 in hardware, else ``fp32``; other values stay.
+
+    Emulated bf16 is slower than float32, so a processor without AVX-512 BF16 or AMX gets float32.
+    """
+    if precision != "auto":
+        return precision
+    if device != "cpu":
+        return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return "fp32"
+    return "bf16" if "avx512_bf16" in flags or "amx_bf16" in flags else "fp32"

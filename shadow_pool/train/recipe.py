@@ -1,0 +1,61 @@
+"""The parts of a recipe as the loop uses them: optimizer, learning rate per step, batches, augmentation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shadow_pool.queries import shift_images
+from shadow_pool.spec import Recipe
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe, *, fused: bool = True) -> torch.optim.Optimizer:
+    """SGD with momentum or AdamW over the parameters that require a gradient."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=fused
+        )
+    return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)
+
+
+def learning_rate(recipe: Recipe, step: int, steps: int) -> float:
+    """Learning rate of ``step`` (from 0) of ``steps``; beyond the end the schedule starts anew (+fit)."""
+    progress = (step % steps) / steps
+    if recipe.schedule == "cosine":
+        return recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
+    if recipe.schedule == "step":
+        return recipe.lr * (1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01)
+    return recipe.lr
+
+
+def batch_bounds(records: int, batch_size: int) -> list[tuple[int, int]]:
+    """(start, stop) of each batch of an epoch; a last batch of one record joins the one before it.
+
+    BatchNorm cannot take the variance of a single record.
+    """
+    starts = list(range(0, records, batch_size))
+    if len(starts) > 1 and records - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], records], strict=True))
+
+
+def augment_epoch(x: Tensor, recipe: Recipe, rng: np.random.Generator) -> Tensor:
+    """Augment the images of an epoch [N, C, H, W], each on its own, by shifts of up to an eighth of the side."""
+    if recipe.augmentation == "none" or x.ndim != 4:
+        return x
+    if recipe.augmentation == "flip-shift":
+        mirrored = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)
+        x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+    reach = max(1, x.shape[-1] // 8)
+    shifts = torch.from_numpy(rng.integers(-reach, reach + 1, size=(2, len(x)))).to(x.device)
+    moved = torch.empty_like(x)
+    for dy in range(-reach, reach + 1):
+        for dx in range(-reach, reach + 1):
+            rows = ((shifts[0] == dy) & (shifts[1] == dx)).nonzero().flatten()
+            if len(rows):
+                moved[rows] = shift_images(x[rows], dy, dx)
+    return moved

@@ -1,0 +1,85 @@
+"""Train a model to audit: by the pool's recipe, on members drawn by independent fair coins."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from shadow_pool import seeds
+from shadow_pool.arms import parse_arm
+from shadow_pool.data.records import PoolData
+from shadow_pool.errors import UserError
+from shadow_pool.membership import draw_coins
+from shadow_pool.store.manifest import write_atomically
+from shadow_pool.store.pool import Pool
+from shadow_pool.train.unit import train_for_pool
+
+METADATA_KEY = b"mia_audit"
+
+
+@dataclass(frozen=True)
+class TrainedTarget:
+    """Where the target and its members were written, and how it trained."""
+
+    model: Path
+    members: Path
+    epochs: int
+    loss: float
+
+
+def train_target(
+    pool: Pool, data: PoolData, *, arm: str = "batch", seed: int = 0, out: Path, device: str = "cpu"
+) -> TrainedTarget:
+    """Train a target and write ``out`` (a plain state dict) and its sidecar of members beside it.
+
+    The sidecar, a parquet table of id and member, says in its metadata which arm was trained and that members
+    were drawn by coins, which the one-run epsilon bound needs to know.
+    """
+    arm = parse_arm(arm).name
+    member = draw_coins(seed, len(data.records))
+    model, outcome = train_for_pool(
+        pool,
+        arm,
+        data.records.x[member],
+        data.records.label[member],
+        seed=seeds.integer(seed, "target"),
+        index=0,
+        classes=len(data.records.classes),
+        device=device,
+        fit_loss=_usual_loss(pool) if parse_arm(arm).fit else None,
+    )
+    if outcome.diverged:
+        raise UserError(
+            f"training the target diverged in epoch {outcome.epochs}: its loss is not finite; lower recipe.lr"
+        )
+    buffer = io.BytesIO()
+    torch.save({name: value.detach().cpu() for name, value in model.state_dict().items()}, buffer)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    members = out.with_suffix(".members.parquet")
+    _write_members(members, data.records.id, member, {"arm": arm, "drawn": "coins", "seed": seed})
+    write_atomically(out, buffer.getvalue())
+    return TrainedTarget(out, members, outcome.epochs, outcome.loss)
+
+
+def _usual_loss(pool: Pool) -> float:
+    losses = [info.loss for info in pool.scan("batch")[0].values() if info.loss is not None]
+    if not losses:
+        raise UserError(
+            "a +fit target needs the training loss of the pool's batch models, found none; train them first"
+        )
+    return float(np.median(losses))
+
+
+def _write_members(path: Path, ids: np.ndarray, member: np.ndarray, facts: dict[str, object]) -> None:
+    table = pa.table({"id": pa.array(ids, pa.string()), "member": pa.array(member)})
+    table = table.replace_schema_metadata({METADATA_KEY: json.dumps(facts).encode()})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomically(path, sink.getvalue().to_pybytes())
