@@ -1,0 +1,99 @@
+"""A user's own functions and classes, named on the command line as ``module:name`` or ``path/file.py:name``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shadow_pool.errors import UserError, unknown_name
+
+_REFERENCE = re.compile(r"(?P<where>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` has the form ``module:name`` or ``path/file.py:name``."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def load_object(text: str, *, what: str) -> Any:
+    """The object that ``module:name`` or ``path/file.py:name`` names; runs the module, as importing does.
+
+    A file is run once per version of it, with its own folder importable, and a module with the working
+    folder importable. ``what`` names the object's purpose in errors, e.g. ``"normalize"``.
+
+    Raises:
+        UserError: the text has another form, or the module or the name is missing, or running it fails.
+    """
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise UserError(f"{what} must be module:name or path/file.py:name, got {text!r}")
+    where, name = match["where"], match["name"]
+    module = _run_file(Path(where), what) if where.endswith(".py") else _import_module(where, what)
+    if not hasattr(module, name):
+        raise unknown_name(f"name in {where}", name, (key for key in vars(module) if not key.startswith("_")))
+    return getattr(module, name)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one line: its type, its text, and the file and line it was raised at."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    at = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})" if trace else ""
+    return " ".join(text.split()) + at
+
+
+def _import_module(name: str, what: str) -> ModuleType:
+    try:
+        with _importable(Path.cwd()):
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name + ".").startswith(error.name + "."):
+            raise UserError(
+                f"{what}: no module named {name!r} is installed or in {Path.cwd()}; "
+                "give path/file.py:name for a file elsewhere"
+            ) from None
+        raise UserError(f"{what}: importing {name} failed: {describe(error)}") from error
+    except Exception as error:
+        raise UserError(f"{what}: importing {name} failed: {describe(error)}") from error
+
+
+def _run_file(path: Path, what: str) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"{what}: {path} does not exist; give the path of a Python file")
+    path = path.resolve()
+    version = f"{path}\0{path.stat().st_mtime_ns}\0{path.stat().st_size}"
+    # Objects of the module may be pickled to workers by its name, so the name is the same in every process.
+    name = f"mia_audit_user_{path.stem}_{hashlib.sha256(version.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _importable(path.parent):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{what}: running {path.name} failed: {describe(error)}") from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
