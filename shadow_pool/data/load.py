@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from shadow_pool import seeds
 from shadow_pool.data.arrays import Source
 from shadow_pool.data.labels import encode_labels
 from shadow_pool.data.outliers import add_outliers
+from shadow_pool.data.preprocess import measured_normalize
 from shadow_pool.data.records import PoolData, Records, content_hashes
 from shadow_pool.data.sources import open_source
 from shadow_pool.errors import UserError
@@ -37,6 +39,16 @@ def load_data(spec: DataSpec, *, seed: int, data_root: Path | None = None, downl
     records = add_outliers(rows.take(ours), spec, seed=seed, data_root=data_root, download=download)
     population = rows.take(theirs)
     return PoolData(records, population, (*source.warnings, *warnings, *_duplicates(records, population)))
+
+
+def resolve_data_spec(spec: DataSpec, data: PoolData) -> DataSpec:
+    """The spec with what was found in the data made explicit, so that it loads and scales the same ever after.
+
+    ``classes`` become those found; ``normalize="auto"`` becomes the mean and standard deviation of the records,
+    population excluded (see :func:`~shadow_pool.data.preprocess.measured_normalize`).
+    """
+    normalize = measured_normalize(data.records.x) if spec.normalize == "auto" else spec.normalize
+    return replace(spec, classes=data.records.classes, normalize=normalize)
 
 
 def _as_records(source: Source, label: np.ndarray, classes: tuple[str, ...]) -> Records:

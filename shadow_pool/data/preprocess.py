@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
-from shadow_pool.spec import DataSpec
 from shadow_pool.usercode import describe, is_reference, load_object
 
 Preprocess = Callable[[torch.Tensor], torch.Tensor]
@@ -90,18 +88,12 @@ def parse_normalize(text: str, input_shape: tuple[int, ...]) -> Preprocess:
     return Scale(mean, std)
 
 
-def resolve_spec(spec: DataSpec, data: PoolData) -> DataSpec:
-    """The spec with what was found in the data made explicit: the classes, and ``auto`` as ``MEAN/STD``.
+def measured_normalize(x: np.ndarray) -> str:
+    """``MEAN/STD`` of records [N, C, H, W] or [N, D], per channel or feature, to six significant digits.
 
-    ``auto`` is the mean and standard deviation of the records (population excluded), per channel and on the scale
-    0..1 for uint8 images, per feature for tables, to six significant digits. Features that hold only 0 and 1 are
-    left as they are, and a table of such, or one that is standardized already, becomes ``none``.
+    uint8 images are measured on the scale 0..1. Features that hold only 0 and 1 are left as they are; where all
+    features are such, or standardized already, the answer is ``none``.
     """
-    normalize = spec.normalize if spec.normalize != "auto" else _mean_and_std(data.records.x)
-    return replace(spec, classes=data.records.classes, normalize=normalize)
-
-
-def _mean_and_std(x: np.ndarray) -> str:
     axes = (0,) if x.ndim == 2 else (0, 2, 3)
     count = x.size // x.shape[1]
     mean = np.sum(x, axis=axes, dtype=np.float64) / count
