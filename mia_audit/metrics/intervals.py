@@ -1,0 +1,113 @@
+"""95 % confidence intervals of one target's AUC and TPR.
+
+Members and non-members are taken as two independent samples; the shadow models are taken as given.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from mia_audit.metrics.roc import labelled_scores
+from shadow_pool import seeds
+
+_REPLICATES = 10_000
+_RESOLVING = 5  # non-members expected at or above a threshold from which an FPR counts as resolved
+
+
+def resolved(fpr: float, nonmembers: int) -> bool:
+    """Whether a sample resolves an FPR: at least five of its non-members (cells, for a pool) are expected there."""
+    return fpr * nonmembers >= _RESOLVING
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact two-sided interval of a proportion (Clopper and Pearson 1934); (0, 1) without trials."""
+    if not 0 <= successes <= trials:
+        raise ValueError(f"successes must be in [0, trials], got {successes} of {trials}")
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
+    high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
+    return float(low), float(high)
+
+
+def auc_delong(member: Any, score: Any) -> tuple[float, float]:
+    """95 % interval of the AUC (DeLong, DeLong, Clarke-Pearson 1988), by the normal approximation within [0, 1].
+
+    Where the variance is estimated as 0 (members and non-members fully separated) the interval ends at the
+    Clopper-Pearson bound of as many successes as the smaller of the two samples holds.
+
+    Args:
+        member, score: as :func:`mia_audit.metrics.roc`.
+
+    Returns:
+        (low, high); with a single member or non-member (0, 1).
+
+    Raises:
+        ValueError: as :func:`mia_audit.metrics.roc`.
+    """
+    member, score = labelled_scores(member, score)
+    positive, negative = score[member], score[~member]
+    m, n = positive.size, negative.size
+    if min(m, n) < 2:
+        return 0.0, 1.0
+    ranks = stats.rankdata(score)
+    # Each member's share of non-members below it and each non-member's share of members above it, ties half.
+    above = (ranks[member] - stats.rankdata(positive)) / n
+    below = 1 - (ranks[~member] - stats.rankdata(negative)) / m
+    auc = float(above.mean())
+    variance = above.var(ddof=1) / m + below.var(ddof=1) / n
+    if variance == 0 and auc in (0.0, 1.0):
+        return clopper_pearson(min(m, n) if auc else 0, min(m, n))
+    half = stats.norm.ppf(0.975) * math.sqrt(variance)
+    return max(auc - half, 0.0), min(auc + half, 1.0)
+
+
+def tpr_interval(member: Any, score: Any, fpr: float, seed: int) -> tuple[float, float]:
+    """95 % interval of the TPR at an FPR, with the threshold estimated from the same non-members.
+
+    Where :func:`resolved`: stratified bootstrap, percentiles of 10,000 replicates. Else a conservative one:
+    bounds on the true threshold by order statistics of the non-members, joined with Clopper-Pearson bounds on the
+    members above either, each at 97.5 %.
+
+    Args:
+        member, score: as :func:`mia_audit.metrics.roc`.
+        fpr: in (0, 1).
+        seed: root seed of the bootstrap's stream.
+
+    Returns:
+        (low, high).
+
+    Raises:
+        ValueError: as :func:`mia_audit.metrics.roc`.
+    """
+    member, score = labelled_scores(member, score)
+    if not 0 < fpr < 1:
+        raise ValueError(f"fpr must be in (0, 1), got {fpr}")
+    nonmembers = np.sort(score[~member])[::-1]
+    members = np.sort(score[member])
+    # hits[k]: how many members score above the k-th highest non-member, from 0 for "above all of nothing".
+    hits = np.concatenate([[0], members.size - np.searchsorted(members, nonmembers, side="right"), [members.size]])
+    if resolved(fpr, nonmembers.size):
+        return _bootstrap(hits, members.size, nonmembers.size, fpr, seeds.stream(seed, "tpr-bootstrap"))
+    return _conservative(hits, members.size, nonmembers.size, fpr)
+
+
+def _bootstrap(hits: np.ndarray, m: int, n: int, fpr: float, rng: np.random.Generator) -> tuple[float, float]:
+    # Of n non-members drawn with replacement the (allowed + 1)-th highest sets the threshold. Its rank in the original
+    # sample is an order statistic of n uniform draws, which is beta distributed: no resampling is needed.
+    allowed = math.floor(fpr * n + 1e-9)
+    rank = np.floor(n * rng.beta(allowed + 1, n - allowed, size=_REPLICATES)).astype(np.int64)
+    tpr = rng.binomial(m, hits[np.minimum(rank, n - 1) + 1] / m) / m
+    low, high = np.quantile(tpr, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _conservative(hits: np.ndarray, m: int, n: int, fpr: float) -> tuple[float, float]:
+    # The number of non-members above the threshold whose true FPR is fpr is binomial.
+    fewest, most = int(stats.binom.ppf(0.0125, n, fpr)), int(stats.binom.ppf(0.9875, n, fpr))
+    low, _ = clopper_pearson(int(hits[fewest]), m, confidence=0.975)
+    _, high = clopper_pearson(int(hits[most + 1]), m, confidence=0.975)
+    return low, high

@@ -1,0 +1,147 @@
+"""Confidence intervals of a pool: delete a pair of models, score the whole pool again, see how much changes.
+
+The cells of a pool are not independent: its targets share their shadow models, and all its models share
+records. What is exchangeable is the pairs, so they are what is deleted (Quenouille 1949; Efron 1982, section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from mia_audit.attacks.registry import SPREAD, pool_scores
+from mia_audit.metrics.roc import Roc, roc_of_sorted
+
+METRICS = ("auc", "tpr@0.1", "tpr@0.01", "tpr@0.001", "balanced_accuracy")
+_FEWEST_PAIRS = 4  # three remain when one is deleted, two when a target's is left out: two values a side
+
+
+@dataclass(frozen=True)
+class Jackknife:
+    """What one attack finds in a pool, and in the pool without each of its pairs.
+
+    scores: [M, N], of the whole pool. estimate: [subsets, metrics]; NaN where a subset has no member or no
+    non-member cell. replicates: [pairs, subsets, metrics], with pair j deleted; NaN for fewer than four pairs,
+    since too little remains to score. Subsets and metrics in the order of their names.
+    """
+
+    subsets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    scores: np.ndarray
+    estimate: np.ndarray
+    replicates: np.ndarray
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """(low, high), each [subsets, metrics], within [0, 1]."""
+        low, high = jackknife_interval(self.estimate, self.replicates)
+        return np.maximum(low, 0.0), np.minimum(high, 1.0)
+
+    def minus(self, other: Jackknife) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(difference, low, high), each [subsets, metrics], to a paired arm: the same pair deleted in both."""
+        if (self.subsets, self.metrics, len(self.replicates)) != (other.subsets, other.metrics, len(other.replicates)):
+            raise ValueError(
+                f"arms must share subsets, metrics and pairs, got {self.subsets}, {self.metrics}, "
+                f"{len(self.replicates)} pairs and {other.subsets}, {other.metrics}, {len(other.replicates)} pairs"
+            )
+        difference = self.estimate - other.estimate
+        low, high = jackknife_interval(difference, self.replicates - other.replicates)
+        return difference, np.maximum(low, -1.0), np.minimum(high, 1.0)
+
+
+def jackknife_interval(estimate: np.ndarray, replicates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """95 % interval from delete-one replicates, with Student t of (replicates - 1).
+
+    Args:
+        estimate: [...], of the whole sample.
+        replicates: [pairs, ...], each without one pair.
+
+    Returns:
+        (low, high), each [...]; NaN where a replicate is NaN or there are fewer than two.
+    """
+    pairs = len(replicates)
+    if pairs < 2:
+        return np.full_like(estimate, np.nan), np.full_like(estimate, np.nan)
+    variance = (pairs - 1) / pairs * ((replicates - replicates.mean(axis=0)) ** 2).sum(axis=0)
+    half = stats.t.ppf(0.975, pairs - 1) * np.sqrt(variance)
+    return estimate - half, estimate + half
+
+
+def jackknife_pool(
+    attack: str,
+    phi: Any,
+    membership: np.ndarray,
+    subsets: Mapping[str, np.ndarray],
+    *,
+    population_phi: Any = None,
+    metrics: Sequence[str] = METRICS,
+    spread: str = SPREAD,
+) -> Jackknife:
+    """Score a pool of complementary pairs, whole and without each pair, and measure all of it.
+
+    Cost: pairs + 1 times that of scoring and sorting the pool, O(models^2 x records x queries): 64 models of 1,500
+    records about a second, of 5,000 records about five. phi is held in memory, twice.
+
+    Args:
+        attack: as :func:`mia_audit.attacks.pool_scores`.
+        phi: [M, N] or [M, N, Q].
+        membership: bool [M, N], rows 2j and 2j+1 complementary.
+        subsets: name -> bool [N], the records to measure over.
+        population_phi: [M, P] or [M, P, Q], for attacks that need it.
+        metrics: of ``auc``, ``balanced_accuracy``, ``tpr@FPR``.
+        spread: LiRA's.
+
+    Raises:
+        ValueError: as :func:`mia_audit.attacks.pool_scores`, or a metric is unknown.
+    """
+    phi = np.asarray(phi, dtype=np.float64)
+    masks = np.array([np.broadcast_to(subsets[name], phi.shape[1]) for name in subsets], dtype=bool)
+
+    def score(keep: np.ndarray) -> np.ndarray:
+        population = None if population_phi is None else np.asarray(population_phi)[keep]
+        return pool_scores(attack, phi[keep], membership[keep], population_phi=population, spread=spread)
+
+    everyone = np.ones(len(phi), dtype=bool)
+    scores = score(everyone)
+    estimate = measure_cells(scores, membership, masks, metrics)
+    pairs = len(phi) // 2
+    replicates = np.full((pairs, *estimate.shape), np.nan)
+    if pairs >= _FEWEST_PAIRS:
+        for pair in range(pairs):
+            keep = everyone.copy()
+            keep[2 * pair : 2 * pair + 2] = False
+            replicates[pair] = measure_cells(score(keep), membership[keep], masks, metrics)
+    return Jackknife(tuple(subsets), tuple(metrics), scores, estimate, replicates)
+
+
+def measure_cells(scores: np.ndarray, membership: np.ndarray, masks: np.ndarray, metrics: Sequence[str]) -> np.ndarray:
+    """[subsets, metrics] over the (model, record) cells of a pool [M, N]; cells that score NaN are left out.
+
+    ``masks`` is bool [subsets, N]. The cells are sorted once for all subsets.
+    """
+    order = np.argsort(-scores, axis=None)
+    order = order[: scores.size - int(np.isnan(scores).sum())]  # NaN sorts last
+    score, member, record = scores.ravel()[order], membership.ravel()[order], order % scores.shape[1]
+    found = np.full((len(masks), len(metrics)), np.nan)
+    for row, mask in zip(found, masks, strict=True):
+        chosen = slice(None) if mask.all() else mask[record]
+        in_subset = member[chosen]
+        if in_subset.any() and not in_subset.all():
+            curve = roc_of_sorted(in_subset, score[chosen])
+            row[:] = [measure(curve, metric) for metric in metrics]
+    return found
+
+
+def measure(curve: Roc, metric: str) -> float:
+    """One metric of a curve by its name: ``auc``, ``balanced_accuracy`` or ``tpr@FPR``."""
+    if metric == "auc":
+        return curve.auc
+    if metric == "balanced_accuracy":
+        return curve.balanced_accuracy
+    name, _, fpr = metric.partition("@")
+    if name != "tpr" or not fpr:
+        raise ValueError(f'metric must be "auc", "balanced_accuracy" or "tpr@FPR", got {metric!r}')
+    return curve.tpr_at(float(fpr))
