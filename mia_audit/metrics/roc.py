@@ -77,11 +77,11 @@ def labelled_scores(member: Any, score: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def roc_of_sorted(member: np.ndarray, score: np.ndarray) -> Roc:
     """The ROC of scores that descend, [K] each, with members and non-members among them."""
-    last = np.append(np.flatnonzero(score[1:] != score[:-1]), score.size - 1)
+    last = np.flatnonzero(np.concatenate([score[1:] != score[:-1], [True]]))
     true = np.cumsum(member)[last]
     false = last + 1 - true
-    return Roc(
-        fpr=np.append(0.0, false / false[-1]),
-        tpr=np.append(0.0, true / true[-1]),
-        thresholds=np.append(np.inf, score[last]),
-    )
+    fpr, tpr, thresholds = np.zeros(last.size + 1), np.zeros(last.size + 1), np.full(last.size + 1, np.inf)
+    np.divide(false, false[-1], out=fpr[1:])
+    np.divide(true, true[-1], out=tpr[1:])
+    thresholds[1:] = score[last]
+    return Roc(fpr, tpr, thresholds)
