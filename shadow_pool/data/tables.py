@@ -99,7 +99,7 @@ def _encode_column(where: str, name: str, column: pd.Series) -> np.ndarray:
     missing = column.isna().to_numpy()
     flag = [missing.astype(np.float32)[:, None]] if missing.any() else []
     if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype):
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        values = column.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         if np.isinf(values).any():
             raise UserError(f"{where}: column {name!r} must be finite, found {int(np.isinf(values).sum())} infinities")
         values[missing] = 0.0 if missing.all() else values[~missing].mean()
