@@ -67,7 +67,7 @@ class Totals:
 
     def whole(self) -> Side:
         """The side with no model left out."""
-        square = self.square - self.total**2 / np.maximum(self.count, 1)
+        square = np.maximum(self.square - self.total**2 / np.maximum(self.count, 1), 0.0)
         return Side(self.count, self.mean, square, None if self.middle is None else _median(self.middle, self.count))
 
     def without(self, models: np.ndarray, removed: np.ndarray, present: np.ndarray | None) -> Side:
@@ -87,7 +87,7 @@ class Totals:
         safe = np.maximum(count, 1)
         shift = total / safe
         mean = self.mean + shift
-        square = self.square - residual * residual - total * shift
+        square = np.maximum(self.square - residual * residual - total * shift, 0.0)
         cancelled = ((square < _CANCELLED * self.square) & (count >= 2)).any(axis=1)
         if cancelled.any():
             self._afresh(np.flatnonzero(cancelled), models, mean, square)
@@ -133,7 +133,7 @@ def _middle(values: np.ndarray, mask: np.ndarray, count: np.ndarray) -> np.ndarr
 
     Odd counts: those at middle - 1, middle, middle + 1. Even counts: the two middle ones and the upper again.
     """
-    ordered = np.sort(np.where(mask[..., None], values, np.inf), axis=0)
+    ordered = np.sort(np.where(mask[..., None], values, np.nan), axis=0)  # NaN sorts last
     start = (count[:, 0] - 1) // 2 - count[:, 0] % 2
     index = np.clip(start + np.arange(3)[:, None], 0, values.shape[0] - 1)
     return np.take_along_axis(ordered, index[..., None], axis=0)

@@ -87,7 +87,8 @@ def _std_of_all(side: Side, means: np.ndarray) -> np.ndarray:
     weight = np.broadcast_to(np.where(side.enough, side.count, 0), means.shape)
     if not weight.any():
         return np.zeros(())
-    means = np.where(weight > 0, means, 0.0)
+    # From one of the means on, so that equal means leave exactly nothing.
+    means = np.where(weight > 0, means - means[weight > 0][0], 0.0)
     around = means - np.average(means, weights=weight)
     within = np.where(weight > 0, side.square, 0.0)
     return np.sqrt((within + weight * around**2).sum() / weight.sum())
