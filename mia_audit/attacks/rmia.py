@@ -115,7 +115,8 @@ def _log_reference(log_p: np.ndarray, inside: np.ndarray, reduce: Reduce, mode: 
     log_out = _log_mean(log_p, ~inside, reduce)
     if mode == "offline":
         return _offline(log_out, a)
-    return np.logaddexp(_log_mean(log_p, inside, reduce), log_out) - math.log(2)
+    with np.errstate(invalid="ignore"):  # NaN where a side has no value
+        return np.logaddexp(_log_mean(log_p, inside, reduce), log_out) - math.log(2)
 
 
 def _log_population(log_p: np.ndarray, reduce: Reduce, mode: str, a: float) -> np.ndarray:
@@ -133,7 +134,8 @@ def _offline(log_out: np.ndarray, a: float) -> np.ndarray:
     """log of ((1 + a) out-mean + (1 - a)) / 2, the paper's guess at the mean of in and out (its equation 11)."""
     if a == 1:
         return log_out
-    return np.logaddexp(log_out + math.log1p(a), math.log1p(-a)) - math.log(2)
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(log_out + math.log1p(a), math.log1p(-a)) - math.log(2)
 
 
 def _share_below(ratio: np.ndarray, ranked: np.ndarray, gamma: float) -> np.ndarray:
