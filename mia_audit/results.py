@@ -217,3 +217,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def finite(value: float) -> float | None:
+    """None for NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def ends(low: float, high: float) -> Interval | None:
+    """An interval, or None where it is NaN."""
+    return (float(low), float(high)) if np.isfinite(low) and np.isfinite(high) else None

@@ -70,7 +70,7 @@ class TrainingProgress:
         receipt, now = progress.receipt, time.monotonic()
         self._images += receipt.images
         name = f"{receipt.unit.arm}/{receipt.unit.index:04d}"
-        if receipt.outcome in ("failed", "diverged", "chance"):
+        if receipt.outcome in _OUTCOMES and not self._quiet:
             detail = f": {receipt.message}" if receipt.message else ""
             self._line(f"warning: model {name} {_OUTCOMES[receipt.outcome]}{detail}")
         last = progress.done == progress.total

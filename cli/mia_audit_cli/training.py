@@ -12,7 +12,15 @@ from mia_audit_cli.console import TrainingProgress, clock, note, stdout, table, 
 
 if TYPE_CHECKING:
     from shadow_pool.data.records import PoolData
+    from shadow_pool.store.entry import EntryInfo
     from shadow_pool.store.pool import Pool
+
+
+DEMO_SPEC = {
+    "n": 16,
+    "arms": ["batch", "none", "none+fit"],
+    "data": {"source": "digits", "mislabeled": 0.05, "ood": 0.05},
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -134,7 +142,6 @@ def demo(
     quiet: o.QuietOption = False,
 ) -> None:
     """Train a small paired pool on real digits, train a target, audit it and write the report: about a minute."""
-    from mia_audit.demo import DEMO_SPEC
 
     from mia_audit_cli.auditing import audit_and_write
     from shadow_pool.prepare import prepare_pool
@@ -193,7 +200,7 @@ def _pool_table(pool: Pool) -> None:
     for arm in pool.spec.arms:
         infos = list(pool.scan(arm)[0].values())
 
-        def mean(name: str, infos: list = infos) -> str:  # type: ignore[type-arg]
+        def mean(name: str, infos: list[EntryInfo] = infos) -> str:
             values = [v for v in (getattr(info, name) for info in infos) if v is not None]
             return f"{sum(values) / len(values):.3f}" if values else "-"
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from safetensors import safe_open
+from torch import nn
 
+from mia_audit.evidence import ArmEvidence
 from mia_audit.results import LayerRatio
+from shadow_pool.arms import parse_arm
+from shadow_pool.models.norms import batchnorm_layers, ratios
+from shadow_pool.models.resolve import build_model
+from shadow_pool.store.entry import check_file
+from shadow_pool.store.pool import Pool
 
 
 def layer_ratios(
@@ -43,3 +51,30 @@ def layer_ratios(
             )
         )
     return rows
+
+
+def layer_kinds(model: nn.Module) -> dict[str, str]:
+    """Layer -> class name of each BatchNorm layer of a model."""
+    return {name: type(layer).__name__ for name, layer in batchnorm_layers(model)}
+
+
+def pool_ratios(pool: Pool, evidence: ArmEvidence) -> list[LayerRatio]:
+    """The rows of an arm, over the channels of all its models; empty where its layers are no BatchNorm.
+
+    Reads the BatchNorm tensors alone, not whole weights.
+    """
+    shape, classes = pool.manifest.input_shape, len(pool.spec.data.classes)
+    model = build_model(pool.spec.arch, parse_arm(evidence.arm).norm, classes=classes, input_shape=shape, seed=0)
+    kinds = layer_kinds(model)
+    if not kinds:
+        return []
+    prefixes = tuple(f"{name}." for name in kinds)
+    found = []
+    for info in evidence.infos:
+        path = check_file(pool.entry(info.arm, info.index), info, "weights.safetensors")
+        with safe_open(path, framework="pt") as weights:
+            names = weights.keys()
+            tensors = {name: weights.get_tensor(name) for name in names if name.startswith(prefixes)}
+            model.load_state_dict(tensors, strict=False)
+        found.append(ratios(model))
+    return layer_ratios(found, kinds=kinds)

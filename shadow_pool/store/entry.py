@@ -148,13 +148,20 @@ def write_signals(path: Path, signals: Signals) -> None:
     columns["energy"] = pa.array(signals.energy)
     sink = pa.BufferOutputStream()
     # Random mantissas neither compress nor repeat: plain pages read fastest.
-    pq.write_table(pa.table(columns), sink, compression="none", use_dictionary=False, write_statistics=False)
+    pq.write_table(
+        pa.table(columns),
+        sink,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
+    )
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
 def read_signals(path: Path, rows: slice | None = None) -> Signals:
     """Signals of the rows in ``rows`` (all where None)."""
-    table = pq.read_table(path, memory_map=True)
+    table = pq.read_table(path, memory_map=True, page_checksum_verification=True)
     if rows is not None:
         start, stop, _ = rows.indices(len(table))
         table = table.slice(start, stop - start)

@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +67,16 @@ def train_target(
     _write_members(members, data.records.id, member, {"arm": arm, "drawn": "coins", "seed": seed})
     write_atomically(out, buffer.getvalue())
     return TrainedTarget(out, members, outcome.epochs, outcome.loss)
+
+
+def read_facts(members: Path) -> dict[str, Any]:
+    """What a sidecar of :func:`train_target` says in its metadata; empty for any other file of members."""
+    try:
+        metadata = pq.read_schema(members).metadata or {}
+        facts = json.loads(metadata.get(METADATA_KEY, b"{}"))
+    except (OSError, ValueError, pa.ArrowException, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _usual_loss(pool: Pool) -> float:

@@ -1,0 +1,193 @@
+"""Commands that judge: score, report, inspect, compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mia_audit_cli import options as o
+from mia_audit_cli.console import note, stdout, step, table, warn
+
+if TYPE_CHECKING:
+    from mia_audit.results import AuditResult, Interval
+    from shadow_pool.data.records import PoolData
+    from shadow_pool.store.pool import Pool
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file to the application."""
+    app.command("score", epilog="Example: mia-audit score model.pt --members train_ids.csv")(score)
+    app.command("report", epilog="Example: mia-audit report --pool pool --out audit")(report)
+
+
+def score(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint to audit.")],
+    pool: o.PoolOption = Path("pool"),
+    data: o.DataOption = None,
+    data_root: o.DataRootOption = None,
+    arch: o.ArchOption = None,
+    arm: Annotated[str | None, typer.Option("--arm", metavar="ARM", help="Judge by this arm's shadow models.")] = None,
+    members: Annotated[
+        Path | None, typer.Option("--members", metavar="FILE", help="Members: .npy, .csv, .parquet or .txt.")
+    ] = None,
+    attack: Annotated[
+        list[str] | None, typer.Option("--attack", metavar="NAME", help="Run this attack; may be repeated.")
+    ] = None,
+    query_mode: Annotated[
+        str, typer.Option("--query-mode", metavar="eval|batch", help="BatchNorm statistics while querying.")
+    ] = "eval",
+    subsets: o.SubsetsOption = "auto",
+    out: o.OutOption = Path("audit"),
+    as_json: o.JsonOption = False,
+    fail_above: Annotated[
+        list[str] | None,
+        typer.Option("--fail-above", metavar="RULE", help="Exit 3 if exceeded: ATTACK:SUBSET:METRIC=VALUE."),
+    ] = None,
+    trust: o.TrustOption = False,
+    device: o.DeviceOption = "cpu",
+    quiet: o.QuietOption = False,
+) -> int:
+    """Audit a checkpoint: who of its training data leaks, how much, and what BatchNorm has to do with it."""
+    from mia_audit.rules import parse_rule
+
+    from shadow_pool.prepare import pool_data
+    from shadow_pool.store.pool import open_pool
+
+    rules = [parse_rule(text) for text in fail_above or ()]
+    opened = open_pool(pool)
+    records = pool_data(opened, source=data, data_root=data_root)
+    result = audit_and_write(
+        model,
+        opened,
+        records,
+        out=out,
+        quiet=quiet or as_json,
+        as_json=as_json,
+        arch=arch,
+        arm=arm,
+        members=members,
+        attacks=tuple(attack or ()),
+        query_mode=query_mode,
+        subsets=subsets,
+        trust=trust,
+        device=device,
+    )
+    exceeded = [rule for rule in rules if rule.exceeded(result)]
+    for rule in exceeded:
+        note(f"exceeded: {rule.sentence(result)}")
+    return 3 if exceeded else 0
+
+
+def report(
+    pool: o.PoolOption = Path("pool"),
+    data: o.DataOption = None,
+    data_root: o.DataRootOption = None,
+    subsets: o.SubsetsOption = "auto",
+    query_mode: Annotated[
+        str, typer.Option("--query-mode", metavar="eval|batch", help="BatchNorm statistics while querying.")
+    ] = "eval",
+    out: o.OutOption = Path("audit"),
+    as_json: o.JsonOption = False,
+    quiet: o.QuietOption = False,
+) -> None:
+    """A pool audits itself: every model in turn the target, its pair left out."""
+    from mia_audit.audit import audit_pool
+    from shadow_pool.store.pool import open_pool
+
+    opened = open_pool(pool)
+    records = _inputs(opened, data, data_root, needed=query_mode == "batch")
+    with step(f"auditing the pool {pool}", quiet=quiet or as_json):
+        result = audit_pool(opened, data=records, subsets=subsets, query_mode=query_mode)
+    _write_and_show(result, opened, records, out=out, quiet=quiet, as_json=as_json)
+
+
+def audit_and_write(
+    model: Path,
+    pool: Pool,
+    data: PoolData,
+    *,
+    out: Path,
+    quiet: bool = False,
+    as_json: bool = False,
+    **options: object,
+) -> AuditResult:
+    """Audit a target, write its folder, show the result."""
+    from mia_audit.audit import audit_target
+
+    with step(f"auditing {model} against the pool {pool.path}", quiet=quiet):
+        result = audit_target(model, pool, data, **options)  # type: ignore[arg-type]
+    _write_and_show(result, pool, data, out=out, quiet=quiet, as_json=as_json)
+    return result
+
+
+def _inputs(pool: Pool, data: str | None, data_root: Path | None, *, needed: bool) -> PoolData | None:
+    """The pool's records; a report does without pictures where they cannot be found and were not asked for."""
+    from shadow_pool.errors import UserError
+    from shadow_pool.prepare import pool_data
+
+    try:
+        return pool_data(pool, source=data, data_root=data_root)
+    except UserError as error:
+        if needed or data is not None or data_root is not None:
+            raise
+        note(f"warning: the report goes without pictures of records: {error}")
+        return None
+
+
+def _write_and_show(
+    result: AuditResult, pool: Pool, data: PoolData | None, *, out: Path, quiet: bool, as_json: bool
+) -> None:
+    from mia_audit.report.html import write_report
+    from shadow_pool.spec import to_dict
+
+    result.write(out)
+    page = write_report(result, out, records=data.records if data else None, spec=to_dict(pool.spec))
+    if as_json:
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        return
+    warn(result.warnings, quiet=quiet)
+    if not quiet:
+        _show(result)
+        note(f"wrote {out / 'audit.json'}, {out / 'records.parquet'} and {page}")
+        note(f"next: open {page} in a browser")
+
+
+def _show(result: AuditResult) -> None:
+    """The leakage table, the effect of BatchNorm, and the headline in words."""
+    from mia_audit.report.words import verdict
+
+    console = stdout()
+    rows = [
+        [
+            f"{row.attack} {row.arm}" if result.target is None else row.attack,
+            row.subset,
+            _number(row.auc, row.auc_ci),
+            *(_number(point.tpr, point.ci) + ("" if point.resolved else " ?") for point in row.tpr_at_fpr[:2][::-1]),
+        ]
+        for row in result.attacks
+        if result.target is not None or row.attack in ("lira-online", "loss")
+    ]
+    if rows:
+        columns = ["attack", "subset", "AUC", "TPR at 1 %", "TPR at 0.1 %"]
+        console.print(table("Leakage (95 % intervals; ? = below the sample's resolution)", columns, rows))
+    effects = [
+        [f"equal {row.matched}", row.subset, row.metric, f"{row.difference:+.3f}", _ends(row.ci), row.reference]
+        for row in result.effect
+        if row.attack == "lira-online" and row.metric == "auc"
+    ]
+    if effects:
+        columns = ["matched", "subset", "metric", "difference", "95 %", "against"]
+        console.print(table("Effect of BatchNorm", columns, effects))
+    found = verdict(result)
+    console.print(f"{found.title} {found.sentence}", markup=False)
+
+
+def _number(value: float | None, ci: Interval | None) -> str:
+    return "-" if value is None else f"{value:.3f}{_ends(ci)}"
+
+
+def _ends(ci: Interval | None) -> str:
+    return "" if ci is None else f" [{ci[0]:.3f}, {ci[1]:.3f}]"

@@ -1,0 +1,71 @@
+"""What a reader of an audit must know before believing it: its warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mia_audit.audit.rows import FEWEST_NONMEMBERS
+from mia_audit.audit.target import Target
+from mia_audit.evidence import ArmEvidence
+from mia_audit.results import TargetInfo
+from shadow_pool.store.pool import Pool
+
+
+def member_warnings(target: Target, evidence: ArmEvidence) -> list[str]:
+    member = target.member
+    if member is None:
+        return ["members are unknown: scores and false-positive rates are given, but no ROC; name them with --members"]
+    found = []
+    members, nonmembers = int(member.sum()), int((~member).sum())
+    if nonmembers < FEWEST_NONMEMBERS:
+        found.append(
+            f"only {nonmembers} non-members among the records: no AUC, and the thresholds of TPR come from what the "
+            "pool's own models score on records they did not train on"
+        )
+    share = members / len(member)
+    if share > 0.6:
+        found.append(
+            f"the target trained on {share:.0%} of the records, its shadows on half: they saw less data, fit it "
+            "harder, and may understate how ordinary the target's scores are"
+        )
+    if not members:
+        found.append("the target has no members among the records, so nothing can leak about them")
+    return found
+
+
+def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:
+    values = [v.member_accuracy for v in evidence.infos if v.member_accuracy is not None]
+    if info.member_accuracy is None or not values:
+        return []
+    spread = max(0.02, 3 * float(np.std(values)))
+    low, high = min(values) - spread, max(values) + spread
+    if low <= info.member_accuracy <= high:
+        return []
+    return [
+        f"the target's accuracy on its members is {info.member_accuracy:.3f}, its shadows' {min(values):.3f} to "
+        f"{max(values):.3f}: they do not imitate it; usual causes are other preprocessing (--normalize, --image-size), "
+        "another class order (--classes), another recipe (--spec) or other initial weights (--init)"
+    ]
+
+
+def dropped_warnings(scores: Mapping[str, np.ndarray], pool: Pool) -> list[str]:
+    found = []
+    for name, score in scores.items():
+        lost = np.isnan(score)
+        if lost.any():
+            ids = ", ".join(pool.records["id"][lost].head(3))
+            found.append(f"{name}: {int(lost.sum())} records have too few shadow values and are dropped ({ids}, ...)")
+    return found
+
+
+def fit_warnings(evidence: ArmEvidence) -> list[str]:
+    """Where models of a +fit arm stopped short of their loss, equal fit is not what was compared."""
+    short = sum(info.reached is False for info in evidence.infos)
+    if not short:
+        return []
+    return [
+        f"arm {evidence.arm}: {short} of {len(evidence.infos)} models did not reach the training loss of their batch "
+        "model within ten times the epochs; the effect at equal fit still contains a difference in fit"
+    ]

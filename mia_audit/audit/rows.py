@@ -1,0 +1,119 @@
+"""Rows of audit.json: one attack on one subset, of a target or of a whole pool, with its intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mia_audit.metrics.epsilon import choose_guesses, one_run_epsilon
+from mia_audit.metrics.intervals import auc_delong, clopper_pearson, resolved, tpr_interval
+from mia_audit.metrics.jackknife import Jackknife
+from mia_audit.metrics.roc import roc
+from mia_audit.results import FPRS, AttackRow, Headline, Interval, TprAtFpr, ends, finite
+
+FEWEST_NONMEMBERS = 20
+"""Below this many non-members a target's ROC says little; thresholds come from the pool instead."""
+
+
+def target_row(
+    attack: str,
+    arm: str,
+    subset: str,
+    member: np.ndarray,
+    score: np.ndarray,
+    pool_nonmember_scores: np.ndarray,
+    *,
+    epsilon_lower: float | None = None,
+) -> AttackRow:
+    """One attack on the records of one subset of a target.
+
+    With fewer than :data:`FEWEST_NONMEMBERS` non-members the AUC is None and each TPR is the share of members
+    above the threshold that the pool's non-member cells set, with its Clopper-Pearson interval.
+
+    Args:
+        member: bool [K]; score: float64 [K], NaN where the pool says too little of a record.
+        pool_nonmember_scores: [cells], the same attack's scores of pool models on records they did not train on.
+    """
+    keep = ~np.isnan(score)
+    member, score = member[keep], score[keep]
+    members, nonmembers = int(member.sum()), int((~member).sum())
+    auc, auc_ci, balanced = None, None, None
+    if members and nonmembers >= FEWEST_NONMEMBERS:
+        curve = roc(member, score)
+        auc, auc_ci, balanced = curve.auc, auc_delong(member, score), curve.balanced_accuracy
+        points = tuple(
+            TprAtFpr(fpr, curve.tpr_at(fpr), tpr_interval(member, score, fpr, 0), resolved(fpr, nonmembers))
+            for fpr in FPRS
+        )
+    else:
+        points = tuple(_borrowed(fpr, score[member], pool_nonmember_scores) for fpr in FPRS)
+    return AttackRow(attack, arm, subset, members, nonmembers, auc, auc_ci, balanced, points, epsilon_lower)
+
+
+def _borrowed(fpr: float, scores: np.ndarray, nonmember_scores: np.ndarray) -> TprAtFpr:
+    cells = np.sort(nonmember_scores[~np.isnan(nonmember_scores)])[::-1]
+    if not len(scores) or not len(cells):
+        return TprAtFpr(fpr, None, None, False)
+    # Above the (allowed + 1)-th highest cell lie at most the allowed share of them.
+    allowed = int(fpr * len(cells) + 1e-9)
+    caught = int((scores > cells[min(allowed, len(cells) - 1)]).sum())
+    return TprAtFpr(fpr, caught / len(scores), clopper_pearson(caught, len(scores)), resolved(fpr, len(cells)))
+
+
+def epsilon_of_target(
+    member: np.ndarray, score: np.ndarray, pool_score: np.ndarray, membership: np.ndarray
+) -> float | None:
+    """The one-run bound of a target whose members were drawn by coins; guesses are fixed on the pool's models."""
+    keep = ~np.isnan(score)
+    if not member[keep].any() or member[keep].all():
+        return None
+    top, bottom = choose_guesses(membership, pool_score, records=int(keep.sum()))
+    return one_run_epsilon(member[keep], score[keep], top, bottom)
+
+
+def pool_rows(
+    attack: str, arm: str, found: Jackknife, membership: np.ndarray, masks: Mapping[str, np.ndarray]
+) -> list[AttackRow]:
+    """One attack on a whole pool: a row per subset over its (model, record) cells, intervals by the jackknife."""
+    low, high = found.interval()
+    column = {metric: place for place, metric in enumerate(found.metrics)}
+    scored = ~np.isnan(found.scores)
+    rows = []
+    for place, subset in enumerate(found.subsets):
+
+        def value(metric: str, place: int = place) -> float | None:
+            return finite(found.estimate[place, column[metric]])
+
+        def interval(metric: str, place: int = place) -> Interval | None:
+            return ends(low[place, column[metric]], high[place, column[metric]])
+
+        cells = scored & masks[subset]
+        members, nonmembers = int((cells & membership).sum()), int((cells & ~membership).sum())
+        points = tuple(
+            TprAtFpr(fpr, value(f"tpr@{fpr:g}"), interval(f"tpr@{fpr:g}"), resolved(fpr, nonmembers)) for fpr in FPRS
+        )
+        rows.append(
+            AttackRow(
+                attack,
+                arm,
+                subset,
+                members,
+                nonmembers,
+                value("auc"),
+                interval("auc"),
+                value("balanced_accuracy"),
+                points,
+            )
+        )
+    return rows
+
+
+def headline_of(rows: list[AttackRow], attack: str, arm: str) -> Headline | None:
+    """The headline attack over all records at the lowest resolved FPR; None where none is resolved."""
+    for row in rows:
+        if (row.attack, row.arm, row.subset) == (attack, arm, "all"):
+            for point in row.tpr_at_fpr:
+                if point.resolved and point.tpr is not None and point.ci is not None:
+                    return Headline(attack, arm, "all", point.fpr, point.tpr, point.ci)
+    return None

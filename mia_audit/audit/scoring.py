@@ -1,0 +1,81 @@
+"""Run the attacks of an audit: which, on a target, on a pool, and with the jackknife."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from mia_audit.attacks import ATTACKS, NEEDS_POPULATION, pool_scores, target_scores
+from mia_audit.audit.target import Target
+from mia_audit.evidence import ArmEvidence
+from mia_audit.metrics.jackknife import METRICS, Jackknife, jackknife_pool
+from shadow_pool.errors import UserError, unknown_name
+
+HEADLINE = "lira-online"
+"""Fixed beforehand, never the best row picked after the fact."""
+FEWEST_POPULATION = 10
+BAND_FPRS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Where the report's bands around a ROC curve are computed."""
+
+Measure = Callable[[str, ArmEvidence, Mapping[str, np.ndarray]], Jackknife]
+
+
+def remembering_jackknife() -> Measure:
+    """A jackknife that remembers: one arm's evidence serves its rows and every effect it takes part in."""
+    known: dict[tuple[str, str, tuple[int, ...], tuple[str, ...]], Jackknife] = {}
+
+    def measure(attack: str, evidence: ArmEvidence, masks: Mapping[str, np.ndarray]) -> Jackknife:
+        key = (attack, evidence.arm, tuple(evidence.indices.tolist()), tuple(masks))
+        if key not in known:
+            metrics = METRICS + tuple(f"tpr@{fpr:g}" for fpr in BAND_FPRS if f"tpr@{fpr:g}" not in METRICS)
+            known[key] = jackknife_pool(
+                attack,
+                evidence.phi,
+                evidence.membership,
+                masks,
+                population_phi=evidence.population_phi if attack in NEEDS_POPULATION else None,
+                metrics=metrics if attack == HEADLINE else METRICS,
+            )
+        return known[key]
+
+    return measure
+
+
+def choose_attacks(asked: Iterable[str], evidence: ArmEvidence) -> tuple[list[str], list[str]]:
+    """The attacks to run in the order of audit.json, and why others are not."""
+    asked = list(asked)
+    for name in asked:
+        check_choice("attack", name, ATTACKS)
+    enough = evidence.population_phi.shape[1] >= FEWEST_POPULATION
+    possible = [name for name in ATTACKS if enough or name not in NEEDS_POPULATION]
+    chosen = [name for name in possible if name in asked or not asked]
+    if not chosen:
+        raise UserError(
+            f"{', '.join(asked)} need a population of at least {FEWEST_POPULATION} held-out records, "
+            f"found {evidence.population_phi.shape[1]}; make the pool with a larger --holdout"
+        )
+    notes = [] if enough else [f"RMIA is left out: the population has {evidence.population_phi.shape[1]} records"]
+    return chosen, notes
+
+
+def scores_of_target(attack: str, target: Target, evidence: ArmEvidence) -> np.ndarray:
+    needs = attack in NEEDS_POPULATION
+    return target_scores(
+        attack,
+        target.records.phi,
+        evidence.phi,
+        evidence.membership,
+        population_target_phi=target.population.phi if needs else None,
+        population_shadow_phi=evidence.population_phi if needs else None,
+    )
+
+
+def scores_of_pool(attack: str, evidence: ArmEvidence) -> np.ndarray:
+    population = evidence.population_phi if attack in NEEDS_POPULATION else None
+    return pool_scores(attack, evidence.phi, evidence.membership, population_phi=population)
+
+
+def check_choice(kind: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise unknown_name(kind, value, known)

@@ -1,0 +1,120 @@
+"""The model under audit: open its file, build it, ask it about every record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from mia_audit.checkpoints import Checkpoint, load_into, open_checkpoint
+from mia_audit.members import find_sidecar, read_members
+from shadow_pool.arms import parse_arm
+from shadow_pool.data.records import PoolData
+from shadow_pool.errors import UserError
+from shadow_pool.models.norms import batchnorm_without_running_stats, ratios_from_state
+from shadow_pool.models.resolve import build_model
+from shadow_pool.signals import Signals, compute_signals
+from shadow_pool.store.pool import Pool
+from shadow_pool.train.target import read_facts
+from shadow_pool.train.unit import preprocess_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target's model, its arm, its members where known (bool [N]) and its signals.
+
+    ``coins``: members are known to have been drawn by independent fair coins.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    arch: str
+    arm: str
+    model: nn.Module
+    member: np.ndarray | None
+    coins: bool
+    records: Signals
+    population: Signals
+    warnings: tuple[str, ...]
+
+
+def open_target(
+    path: Path,
+    pool: Pool,
+    data: PoolData,
+    *,
+    arch: str | None = None,
+    arm: str | None = None,
+    members: Path | None = None,
+    query_mode: str = "eval",
+    trust: bool = False,
+    device: str = "cpu",
+) -> Target:
+    """Open a checkpoint as the pool's architecture (or ``arch``) and compute its signals on all records.
+
+    The arm is ``arm``, else what the sidecar says, else ``batch`` where the weights hold BatchNorm statistics
+    and ``none`` where not. Members are read from ``members`` or from the sidecar beside the model.
+
+    Raises:
+        UserError: the file cannot be opened safely, its keys or shapes do not fit, members do not match the
+            records, or the model gives non-finite logits.
+    """
+    checkpoint = open_checkpoint(path, trust=trust)
+    members = members or find_sidecar(path)
+    facts = read_facts(members) if members is not None else {}
+    arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
+    shape, classes = pool.manifest.input_shape, len(data.records.classes)
+    model = checkpoint.module
+    if model is None:
+        model = build_model(arch or pool.spec.arch, parse_arm(arm).norm, classes=classes, input_shape=shape, seed=0)
+        load_into(model, checkpoint)
+    records, population = (
+        compute_signals(
+            model,
+            part.x,
+            part.label,
+            preprocess=preprocess_of(pool),
+            views=pool.manifest.views,
+            device=device,
+            query_mode=query_mode,
+        )
+        for part in (data.records, data.population)
+    )
+    broken = ~np.isfinite(records.phi).all(axis=1)
+    if broken.any():
+        raise UserError(
+            f"{path} gives non-finite logits on {int(broken.sum())} of {len(broken)} records (the first has id "
+            f"{data.records.id[broken][0]!r}); check the weights and --normalize"
+        )
+    return Target(
+        path=path,
+        checkpoint=checkpoint,
+        arch=arch or pool.spec.arch,
+        arm=arm,
+        model=model,
+        member=None if members is None else read_members(members, pool.table),
+        coins=facts.get("drawn") == "coins",
+        records=records,
+        population=population,
+        warnings=(*checkpoint.notes, *_mode_warnings(model)),
+    )
+
+
+def _guessed_arm(checkpoint: Checkpoint, pool: Pool) -> str:
+    """``batch`` where there are running statistics, else ``none``; the pool's only other arm where that is missing."""
+    if ratios_from_state(checkpoint.state):
+        return "batch"
+    others = [arm for arm in pool.spec.arms if arm != "batch"]
+    return "none" if "none" in pool.spec.arms or len(others) != 1 else others[0]
+
+
+def _mode_warnings(model: nn.Module) -> list[str]:
+    names = batchnorm_without_running_stats(model)
+    if not names:
+        return []
+    return [
+        f"{len(names)} BatchNorm layers keep no running statistics (the first is {names[0]}): they use the query "
+        "batch's even in eval mode, so a record's phi depends on the records queried with it"
+    ]
