@@ -54,7 +54,7 @@ def describe(error: BaseException) -> str:
 
 def _import_module(name: str, what: str) -> ModuleType:
     try:
-        with _importable(Path.cwd()):
+        with importable(Path.cwd()):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name + ".").startswith(error.name + "."):
@@ -82,7 +82,7 @@ def _run_file(path: Path, what: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _importable(path.parent):
+        with importable(path.parent):
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
@@ -91,7 +91,8 @@ def _run_file(path: Path, what: str) -> ModuleType:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
+def importable(folder: Path) -> Iterator[None]:
+    """Modules in ``folder`` can be imported, before all others, within the block."""
     sys.path.insert(0, str(folder))
     try:
         yield
