@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from hostile import edit_zip
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -15,7 +16,6 @@ from torch import nn
 from mia_audit.checkpoints import load_into, open_checkpoint, what_would_run
 from mia_audit.state_dicts import match_names, strip_prefixes
 from shadow_pool.errors import UserError
-from hostile import edit_zip
 
 
 def network():
