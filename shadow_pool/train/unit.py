@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,8 @@ class TrainingData:
 
 def train_unit(unit: Unit, data: TrainingData) -> Receipt:
     """Train and commit one model under its lock. Never raises: a failure is in the receipt."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        with entry_lock(unit.entry, wait=unit.wait) as held:
+        with one_thread(), entry_lock(unit.entry, wait=unit.wait) as held:
             if unit.entry.exists():
                 return Receipt(unit, "present")
             if not held:
@@ -98,8 +97,6 @@ def train_unit(unit: Unit, data: TrainingData) -> Receipt:
         return Receipt(
             unit, "failed", message=text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
         )
-    finally:
-        torch.set_num_threads(threads)
 
 
 def train_for_pool(
@@ -132,8 +129,20 @@ def train_for_pool(
         precision=pool.spec.precision,
         fit_loss=fit_loss,
     )
-    outcome = train_model(model, x, label, job, preprocess=preprocess_of(pool), on_epoch=on_epoch)
+    with one_thread():
+        outcome = train_model(model, x, label, job, preprocess=preprocess_of(pool), on_epoch=on_epoch)
     return model, outcome
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: sums in one order give the same bits whatever runs beside, and cores go to models."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def preprocess_of(pool: Pool) -> Callable[[Tensor], Tensor]:
