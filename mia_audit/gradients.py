@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from shadow_pool.models.norms import batchnorm_layers
 from shadow_pool.models.outputs import logits_of
@@ -37,11 +37,13 @@ class RecordGradients:
     """Gradients of N records' own losses.
 
     Attributes:
+        loss: float64 [N], the losses themselves.
         norm: float64 [N], l2 norm over all parameters that require a gradient.
         gamma: layer -> float64 [N, channels], the derivative of the loss by each BatchNorm scale. Negative: a
             gradient step on this record raises gamma.
     """
 
+    loss: np.ndarray
     norm: np.ndarray
     gamma: dict[str, np.ndarray]
 
@@ -66,9 +68,9 @@ def eval_gradients(
     def loss(chosen: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
         return cross_entropy(logits_of(functional_call(model, chosen, (one[None],))), target[None])
 
-    def measure(one: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        slope = grad(loss)(parameters, one, target)
-        return _norm(slope.values()), {layer: slope[name] for layer, name in gammas.items()}
+    def measure(one: Tensor, target: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        slope, value = grad_and_value(loss)(parameters, one, target)
+        return value, _norm(slope.values()), {layer: slope[name] for layer, name in gammas.items()}
 
     size = sum(p.numel() for p in parameters.values())
     chunk = max(1, min(_CHUNK, _CHUNK_FLOATS // size))
@@ -77,10 +79,7 @@ def eval_gradients(
         for start in range(0, len(x), chunk):
             inputs = preprocess(torch.from_numpy(x[start : start + chunk]).to(device))
             parts.append(vmap(measure)(inputs, torch.from_numpy(label[start : start + chunk]).to(device)))
-    return RecordGradients(
-        norm=_array([norm for norm, _ in parts]),
-        gamma={layer: _array([slopes[layer] for _, slopes in parts]) for layer in gammas},
-    )
+    return _gather(parts, list(gammas))
 
 
 def batch_gradients(
@@ -110,7 +109,7 @@ def batch_gradients(
     gammas = _gammas(model)
     # In-place updates of running statistics go to the copies.
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    norms, slopes = [], []
+    parts = []
     with _mode(model, train=True):
         logits = logits_of(functional_call(model, buffers, (preprocess(torch.from_numpy(x).to(device)),)))
         target = torch.from_numpy(label).to(device)
@@ -118,12 +117,9 @@ def batch_gradients(
             loss = cross_entropy(logits[row : row + 1], target[row : row + 1])
             found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
             slope = dict(zip(parameters, found, strict=True))
-            norms.append(_norm(slope.values()))
-            slopes.append({layer: slope[name] for layer, name in gammas.items()})
-    return RecordGradients(
-        norm=_array([norm[None] for norm in norms]),
-        gamma={layer: _array([slope[layer][None] for slope in slopes]) for layer in gammas},
-    )
+            chosen = {layer: slope[name][None] for layer, name in gammas.items()}
+            parts.append((loss[None], _norm(slope.values())[None], chosen))
+    return _gather(parts, list(gammas))
 
 
 def _check(model: nn.Module, x: np.ndarray, label: np.ndarray) -> None:
@@ -158,5 +154,12 @@ def _norm(slopes: Iterable[Tensor]) -> Tensor:
     return torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
 
 
-def _array(parts: list[Tensor]) -> np.ndarray:
-    return torch.cat(parts).detach().cpu().double().numpy() if parts else np.empty(0)
+def _gather(parts: list[tuple[Tensor, Tensor, dict[str, Tensor]]], layers: list[str]) -> RecordGradients:
+    def array(tensors: list[Tensor]) -> np.ndarray:
+        return torch.cat(tensors).detach().cpu().double().numpy() if tensors else np.empty(0)
+
+    return RecordGradients(
+        loss=array([loss for loss, _, _ in parts]),
+        norm=array([norm for _, norm, _ in parts]),
+        gamma={layer: array([slopes[layer] for _, _, slopes in parts]) for layer in layers},
+    )

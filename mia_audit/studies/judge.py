@@ -1,0 +1,79 @@
+"""How studies judge: intervals over pairs of models, and verdicts computed from intervals.
+
+A verdict is about one claim on this data and recipe, at the 95 % level, one claim at a time (no correction for how
+many a study makes; each was fixed before the run).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+from mia_audit.results import Interval
+from mia_audit.studies.result import VERDICTS, StudyRow
+
+HOLDS, DOES_NOT_HOLD, NOT_RESOLVED = VERDICTS
+
+
+def pair_mean(values: np.ndarray) -> tuple[float, Interval | None]:
+    """Mean over models and its 95 % interval, Student t over complementary pairs.
+
+    Models 2j and 2j+1 train on opposite halves of one split, so pairs are what is independent.
+
+    Args:
+        values: [M], models in whole pairs; a pair with a NaN is left out.
+    """
+    pairs = values.reshape(-1, 2).mean(axis=1)
+    return sample_mean(pairs[~np.isnan(pairs)])
+
+
+def sample_mean(values: np.ndarray) -> tuple[float, Interval | None]:
+    """Mean of independent values [K] and its 95 % interval (Student t); None for fewer than two."""
+    count = len(values)
+    if not count:
+        return math.nan, None
+    mean = float(values.mean())
+    if count < 2:
+        return mean, None
+    half = float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    return mean, (mean - half, mean + half)
+
+
+def verdict_above(ci: Interval | None, threshold: float) -> str:
+    """Whether a value lies above ``threshold``: ``holds`` or ``does not hold`` where its interval is clear of it."""
+    if ci is None or not all(math.isfinite(end) for end in ci):
+        return NOT_RESOLVED
+    if ci[0] > threshold:
+        return HOLDS
+    return DOES_NOT_HOLD if ci[1] < threshold else NOT_RESOLVED
+
+
+def verdict_within(ci: Interval | None, low: float, high: float) -> str:
+    """Whether a value lies in [low, high]: ``holds`` where its interval does, ``does not hold`` where it misses it."""
+    if ci is None or not all(math.isfinite(end) for end in ci):
+        return NOT_RESOLVED
+    if low <= ci[0] and ci[1] <= high:
+        return HOLDS
+    return DOES_NOT_HOLD if ci[1] < low or ci[0] > high else NOT_RESOLVED
+
+
+def summarize(rows: Sequence[StudyRow]) -> str:
+    """The verdicts in one sentence: which claims hold, which do not, which are not resolved."""
+    parts = []
+    for verdict, words in ((HOLDS, "Holds"), (DOES_NOT_HOLD, "Does not hold"), (NOT_RESOLVED, "Not resolved")):
+        by_claim: dict[str, list[str]] = {}
+        for row in rows:
+            if row.verdict == verdict:
+                by_claim.setdefault(row.claim, []).append(_where(row))
+        if by_claim:
+            listed = "; ".join(f"{claim} ({', '.join(dict.fromkeys(places))})" for claim, places in by_claim.items())
+            parts.append(f"{words}: {listed}.")
+    return " ".join(parts) or "No claim could be judged."
+
+
+def _where(row: StudyRow) -> str:
+    at = "" if row.at is None else f" at {row.at:g}" if isinstance(row.at, (int, float)) else f" at {row.at}"
+    return f"{row.subset}{at}"
