@@ -36,9 +36,10 @@ def score(
     attack: Annotated[
         list[str] | None, typer.Option("--attack", metavar="NAME", help="Run this attack; may be repeated.")
     ] = None,
-    query_mode: Annotated[
-        str, typer.Option("--query-mode", metavar="eval|batch", help="BatchNorm statistics while querying.")
-    ] = "eval",
+    twins: Annotated[
+        int, typer.Option("--twins", metavar="K", min=0, help="Train K twins an arm: BatchNorm's effect on this model.")
+    ] = 0,
+    query_mode: o.QueryModeOption = "eval",
     subsets: o.SubsetsOption = "auto",
     out: o.OutOption = Path("audit"),
     as_json: o.JsonOption = False,
@@ -48,11 +49,11 @@ def score(
     ] = None,
     trust: o.TrustOption = False,
     device: o.DeviceOption = "cpu",
+    workers: o.WorkersOption = None,
     quiet: o.QuietOption = False,
 ) -> int:
     """Audit a checkpoint: who of its training data leaks, how much, and what BatchNorm has to do with it."""
     from mia_audit.rules import parse_rule
-
     from shadow_pool.prepare import pool_data
     from shadow_pool.store.pool import open_pool
 
@@ -70,6 +71,9 @@ def score(
         arm=arm,
         members=members,
         attacks=tuple(attack or ()),
+        twins=twins,
+        workers=workers,
+        on_progress=TrainingProgress(quiet=quiet or as_json),
         query_mode=query_mode,
         subsets=subsets,
         trust=trust,
@@ -86,9 +90,7 @@ def report(
     data: o.DataOption = None,
     data_root: o.DataRootOption = None,
     subsets: o.SubsetsOption = "auto",
-    query_mode: Annotated[
-        str, typer.Option("--query-mode", metavar="eval|batch", help="BatchNorm statistics while querying.")
-    ] = "eval",
+    query_mode: o.QueryModeOption = "eval",
     out: o.OutOption = Path("audit"),
     as_json: o.JsonOption = False,
     quiet: o.QuietOption = False,

@@ -21,6 +21,12 @@ DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="cpu, c
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", metavar="W", min=1, help="Worker processes (default: one per core).")
 ]
+QueryModeOption = Annotated[
+    str,
+    typer.Option(
+        "--query-mode", metavar="eval|batch", help="BatchNorm's statistics while querying: running, or the batch's."
+    ),
+]
 SubsetsOption = Annotated[
     str,
     typer.Option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from mia_audit.audit.scoring import (
 from mia_audit.audit.tables import arm_summary, pool_info, pool_table, record_columns, target_info
 from mia_audit.audit.tags import SUBSET_CHOICES, choose_tags
 from mia_audit.audit.target import Target, open_target
+from mia_audit.audit.twins import twin_effect
 from mia_audit.batchnorm.effect import effect_rows
 from mia_audit.batchnorm.ratios import layer_kinds, layer_ratios, pool_ratios
 from mia_audit.evidence import REPORT_MODELS, ArmEvidence, arm_trains, load_evidence, reference_arms, subset_masks
@@ -33,6 +34,7 @@ from shadow_pool.errors import UserError
 from shadow_pool.models.norms import ratios
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.schedule import Progress
 
 
 def audit_target(
@@ -46,8 +48,11 @@ def audit_target(
     attacks: Sequence[str] = (),
     query_mode: str = "eval",
     subsets: str = "auto",
+    twins: int = 0,
     trust: bool = False,
     device: str = "cpu",
+    workers: int | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> AuditResult:
     """Judge one checkpoint by the shadow models of its arm.
 
@@ -58,6 +63,9 @@ def audit_target(
     Args:
         attacks: which to run (default: all that the pool allows).
         members: a file of the target's members (default: the sidecar beside the model, if there is one).
+        twins: this many models of the reference arm and of ``batch`` are trained on the target's members, and
+            their difference to the target is BatchNorm's effect on this checkpoint.
+        workers, on_progress: of the twins' training, see :func:`shadow_pool.train.schedule.train_pool`.
         others: see :func:`mia_audit.target.open_target`.
 
     Raises:
@@ -86,6 +94,20 @@ def audit_target(
     effect, effect_notes = _recipe_effect(
         pool, data, [HEADLINE], masks, query_mode, remembering_jackknife(), {target.arm: evidence}
     )
+    if twins:
+        twin_rows, twin_notes = twin_effect(
+            pool,
+            data,
+            target,
+            headline_attack,
+            scores[headline_attack],
+            masks,
+            count=twins,
+            workers=workers,
+            device=device,
+            on_progress=on_progress,
+        )
+        effect, effect_notes = [*effect, *twin_rows], [*effect_notes, *twin_notes]
     table = record_columns(pool, tags, evidence)
     table["member"] = pd.array(target.member if target.member is not None else [None] * len(table), dtype="boolean")
     table["phi"] = target.records.phi[:, 0]

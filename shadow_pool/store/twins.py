@@ -1,0 +1,45 @@
+"""Twins of a target: models of several arms trained by the pool's recipe on exactly the target's members.
+
+They live in a folder of their own inside the pool, laid out as a pool is, so that training, resuming and
+reading them need nothing new; only its membership differs: every row is the target's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from dataclasses import replace
+
+import numpy as np
+
+from shadow_pool import seeds
+from shadow_pool.store.entry import file_lock
+from shadow_pool.store.manifest import file_sha256, now, software_versions, write_atomically
+from shadow_pool.store.pool import Pool, open_pool
+
+
+def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ...]) -> Pool:
+    """The folder of at least ``count`` twins an arm, POOL/twins/DIGEST-OF-MEMBERS, created or extended.
+
+    Args:
+        member: bool [records], the target's members.
+        count: twins an arm; the folder's n is the next even number from 4 on, train the first ``count`` alone.
+        arms: which arms; ``batch`` first where another of them has ``+fit``.
+    """
+    folder = pool.path / "twins" / hashlib.sha256(member.tobytes()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with file_lock(folder / ".lock", wait=True):
+        n = max(4, count + count % 2)
+        if (folder / "pool.json").exists():
+            known = open_pool(folder)
+            n, arms = max(n, known.spec.n), tuple(dict.fromkeys([*known.spec.arms, *arms]))
+        spec = replace(pool.spec, n=n, arms=arms, seed=seeds.integer(pool.spec.seed, "twins"))
+        buffer = io.BytesIO()
+        np.save(buffer, np.tile(member, (n, 1)), allow_pickle=False)
+        write_atomically(folder / "membership.npy", buffer.getvalue())
+        write_atomically(folder / "records.parquet", (pool.path / "records.parquet").read_bytes())
+        files = {name: file_sha256(folder / name) for name in ("membership.npy", "records.parquet")}
+        replace(pool.manifest, spec=spec, files=files, warnings=(), software=software_versions(), created=now()).write(
+            folder / "pool.json"
+        )
+    return open_pool(folder)
