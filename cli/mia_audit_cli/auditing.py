@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mia_audit_cli import options as o
-from mia_audit_cli.console import note, stdout, step, table, warn
+from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, warn
 
 if TYPE_CHECKING:
     from mia_audit.results import AuditResult, Interval
