@@ -14,6 +14,7 @@ import numpy as np
 from scipy import stats
 
 from mia_audit.attacks.registry import SPREAD, pool_scores
+from mia_audit.metrics.intervals import clopper_pearson
 from mia_audit.metrics.roc import Roc, roc_of_sorted
 
 METRICS = ("auc", "tpr@0.1", "tpr@0.01", "tpr@0.001", "balanced_accuracy")
@@ -24,32 +25,64 @@ _FEWEST_PAIRS = 4  # three remain when one is deleted, two when a target's is le
 class Jackknife:
     """What one attack finds in a pool, and in the pool without each of its pairs.
 
-    scores: [M, N], of the whole pool. estimate: [subsets, metrics]; NaN where a subset has no member or no
-    non-member cell. replicates: [pairs, subsets, metrics], with pair j deleted; NaN for fewer than four pairs,
-    since too little remains to score. Subsets and metrics in the order of their names.
+    scores: [M, N], of the whole pool. records: [subsets], how many records of each are scored. estimate:
+    [subsets, metrics]; NaN where a subset has no member or no non-member cell. replicates: [pairs, subsets, metrics],
+    with pair j deleted; NaN for fewer than four pairs, since too little remains to score. Subsets and metrics in the
+    order of their names.
     """
 
     subsets: tuple[str, ...]
     metrics: tuple[str, ...]
     scores: np.ndarray
+    records: np.ndarray
     estimate: np.ndarray
     replicates: np.ndarray
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """(low, high), each [subsets, metrics], within [0, 1]."""
-        low, high = jackknife_interval(self.estimate, self.replicates)
-        return np.maximum(low, 0.0), np.minimum(high, 1.0)
+        """(low, high), each [subsets, metrics], within [0, 1].
+
+        Where estimate and replicates are all 0 or all 1 the jackknife sees no spread: then the Clopper-Pearson
+        interval of none or all of the subset's records. NaN where the replicates are, or are all 0 below a positive
+        estimate, or are all the same otherwise (constant scores).
+        """
+        low, high = jackknife_interval(self.estimate, _scaled(self.estimate, self.replicates))
+        low, high = np.maximum(low, 0.0), np.minimum(high, 1.0)
+        for row, column in zip(*np.nonzero(low == high), strict=True):
+            trials, value = int(self.records[row]), self.estimate[row, column]
+            ends = clopper_pearson(trials if value else 0, trials) if value in (0, 1) else (np.nan, np.nan)
+            low[row, column], high[row, column] = ends
+        return low, high
 
     def minus(self, other: Jackknife) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(difference, low, high), each [subsets, metrics], to a paired arm: the same pair deleted in both."""
+        """(difference, low, high), each [subsets, metrics], to a paired arm: the same pair deleted in both.
+
+        low and high are NaN where either arm's interval is, and where the difference is the same in all replicates.
+        """
         if (self.subsets, self.metrics, len(self.replicates)) != (other.subsets, other.metrics, len(other.replicates)):
             raise ValueError(
                 f"arms must share subsets, metrics and pairs, got {self.subsets}, {self.metrics}, "
                 f"{len(self.replicates)} pairs and {other.subsets}, {other.metrics}, {len(other.replicates)} pairs"
             )
         difference = self.estimate - other.estimate
-        low, high = jackknife_interval(difference, self.replicates - other.replicates)
+        replicates = _scaled(self.estimate, self.replicates) - _scaled(other.estimate, other.replicates)
+        low, high = jackknife_interval(difference, replicates)
+        blind = low == high
+        low, high = np.where(blind, np.nan, low), np.where(blind, np.nan, high)
         return difference, np.maximum(low, -1.0), np.minimum(high, 1.0)
+
+
+def _scaled(estimate: np.ndarray, replicates: np.ndarray) -> np.ndarray:
+    """Replicates with their spread brought to the size that it has about the estimate.
+
+    A pool of few pairs loses much of its power with one of them: replicates of a small TPR lie well below the
+    estimate, and near 0 they vary little. As of a proportion, the spread is taken to go with the root of the value;
+    from 16 models on this changes little. NaN where all replicates are 0 and the estimate is not.
+    """
+    mean = replicates.mean(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(estimate == mean, 1.0, estimate / mean)
+    scale = np.where(np.isinf(ratio), np.nan, np.sqrt(np.maximum(ratio, 1.0)))
+    return mean + (replicates - mean) * scale
 
 
 def jackknife_interval(estimate: np.ndarray, replicates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +147,8 @@ def jackknife_pool(
             keep = everyone.copy()
             keep[2 * pair : 2 * pair + 2] = False
             replicates[pair] = measure_cells(score(keep), membership[keep], masks, metrics)
-    return Jackknife(tuple(subsets), tuple(metrics), scores, estimate, replicates)
+    records = (masks & ~np.isnan(scores).any(axis=0)).sum(axis=1)
+    return Jackknife(tuple(subsets), tuple(metrics), scores, records, estimate, replicates)
 
 
 def measure_cells(scores: np.ndarray, membership: np.ndarray, masks: np.ndarray, metrics: Sequence[str]) -> np.ndarray:
