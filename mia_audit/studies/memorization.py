@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mia_audit.report.figures import canvas
+from mia_audit.studies.draw import draw_course
 from mia_audit.studies.judge import pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudyPool, StudySetup, evaluation_epochs, finish, study_pool
@@ -122,12 +123,7 @@ def _figure(courses: dict[str, pd.DataFrame], subset: str, metric: str) -> Study
     for arm, course in courses.items():
         chosen = course[(course["metric"] == metric) & (course["subset"] == subset)]
         table = chosen.pivot(index="index", columns="epoch", values="value").dropna(axis=1)
-        summary = [pair_mean(table[epoch].to_numpy()) for epoch in table.columns]
-        mean = np.array([value for value, _ in summary])
-        low, high = np.array([ci or (np.nan, np.nan) for _, ci in summary]).T
-        (line,) = axes.plot(table.columns, mean, label=arm)
-        axes.fill_between(table.columns, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-        ends.append(f"{arm} ends at {mean[-1]:.2f}")
+        ends.append(f"{arm} ends at {draw_course(axes, table, arm)[-1]:.2f}")
     axes.set(xlabel="epoch", ylabel=f"{metric} on {subset} members")
     axes.legend()
     return StudyFigure(

@@ -64,13 +64,14 @@ def train_pool(
     phases = [[u for u in units if parse_arm(u.arm).fit is fit] for fit in (False, True)]
     receipts: list[Receipt] = []
     for phase in phases:
-        for receipt in _run(phase, lean, _workers(workers, device), scheduler):
+        for receipt in _run(phase, lean, worker_count(workers, device), scheduler):
             receipts.append(receipt)
             on_progress(Progress(receipt, len(receipts), len(units)))
     return receipts
 
 
-def _workers(workers: int | None, device: str) -> int:
+def worker_count(workers: int | None, device: str) -> int:
+    """Processes to train in: as asked, or one per core (on a GPU one)."""
     if workers is not None:
         return workers
     return len(os.sched_getaffinity(0)) if device == "cpu" else 1

@@ -1,0 +1,269 @@
+"""Study: per-record gradients. Does BatchNorm give outliers more influence on a training step?
+
+Second lens of arXiv 2605.24420: the l2 norm of each member's own gradient while models train, by both definitions of
+:mod:`mia_audit.gradients` (``eval``: the record alone on running statistics; ``batch``: inside a real training batch).
+A fitted record's gradient vanishes, so late norms say which arm has fitted more, not which amplifies: the claim is
+judged early, and between records of equal loss. The third quantity is who pushes gamma (the self-reinforcing loop).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from mia_audit.evidence import load_evidence
+from mia_audit.metrics import vulnerability
+from mia_audit.report.figures import canvas
+from mia_audit.results import Interval
+from mia_audit.studies.draw import draw_course
+from mia_audit.studies.gradient_units import BATCHES, CLEAN_PER_BATCH, DEFINITIONS, measure_gradients
+from mia_audit.studies.judge import pair_mean, verdict_above
+from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
+from mia_audit.studies.setup import StudyPool, StudySetup, finish, study_pool
+
+DEFAULTS = {
+    "n": 12,
+    "arms": ["batch", "none"],
+    "data": {"mislabeled": 0.05, "ood": 0.05},
+    "recipe": {"epochs": 30},
+}
+EARLY, MIDDLE = 1 / 10, 1 / 3
+"""Shares of the epochs: early, before outliers are fitted in any arm; and while BatchNorm fits them."""
+BIN_EDGES = (0.25, 0.5, 1.0, 2.0)
+"""Bins of equal loss, in units of log(classes), the loss of a guess; below a quarter a record is fitted."""
+FEWEST_CELLS = 10
+"""A bin counts for a model with at least this many of its cells."""
+LARGER = "early in training outliers' gradients are larger with BatchNorm"
+AT_EQUAL_LOSS = "at equal loss outliers' gradients are larger with BatchNorm"
+MORE_THAN_CLEAN = "early in training BatchNorm enlarges outliers' gradients more than clean records'"
+LOOP = "per head, outliers push gamma up more than clean records"
+VULNERABLE = "records with larger early gradients are more vulnerable"
+COURSE = "members' gradients over training"
+
+
+def gradients(setup: StudySetup) -> StudyResult:
+    """Gradient norms by subset, arm, definition and epoch; at equal loss; the push on gamma; vulnerability.
+
+    Judged as ratios (norms) or differences (pushes) of paired models with intervals over pairs, at epochs and
+    losses fixed beforehand. Raises :class:`UserError` where no arm without BatchNorm trains.
+    """
+    values = setup.values(DEFAULTS)
+    trained = study_pool(setup, values)
+    reference = trained.references()["epochs"]
+    early, middle = (max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE))
+    course = np.geomspace(1, trained.epochs, min(8, trained.epochs))
+    epochs = sorted({early, middle, *(round(epoch) for epoch in course)})
+    cells = measure_gradients(setup, trained, ("batch", reference), epochs)
+    both = cells[cells["index"].isin(trained.models("batch", reference))]
+    subsets = ("clean", *trained.outliers())
+    rows = _course_rows(cells, subsets)
+    rows += _early_rows(both, reference, subsets, early)
+    rows += _equal_loss_rows(both, reference, subsets, classes=len(trained.data.records.classes))
+    rows += _push_rows(cells, subsets, (early, middle))
+    rows += [row for arm in ("batch", reference) for row in _vulnerability_rows(trained, cells, arm, early)]
+    figures = [_course_figure(cells, subsets, definition) for definition in DEFINITIONS]
+    figures += [_loss_figure(both, subsets, len(trained.data.records.classes)), _push_figure(cells, subsets)]
+    settings = {
+        "judged": {"early, epoch": early, "middle, epoch": middle, "reference arm": reference},
+        "batch definition": f"{BATCHES} batches a model and epoch: all outliers and {CLEAN_PER_BATCH} clean records",
+        "loss bins": [edge * float(np.log(len(trained.data.records.classes))) for edge in BIN_EDGES],
+    }
+    return finish("gradients", rows, figures, [trained], settings)
+
+
+def _by_model(cells: pd.DataFrame, column: str) -> np.ndarray:
+    """Mean of a column over the cells of each model, [M] in the order of indices."""
+    return cells.groupby("index")[column].mean().sort_index().to_numpy()
+
+
+def _at(cells: pd.DataFrame, epoch: int) -> pd.DataFrame:
+    return cells[cells["epoch"] == epoch]
+
+
+def _course_rows(cells: pd.DataFrame, subsets: tuple[str, ...]) -> list[StudyRow]:
+    rows = []
+    for arm in cells["arm"].unique():
+        for definition in DEFINITIONS:
+            part = cells[(cells["arm"] == arm) & (cells["definition"] == definition)]
+            for epoch in sorted(part["epoch"].unique()):
+                for subset in subsets:
+                    mean, ci = pair_mean(_by_model(_at(part[part["subset"] == subset], epoch), "norm"))
+                    rows.append(StudyRow(COURSE, arm, subset, f"{definition} norm", int(epoch), mean, ci))
+    return rows
+
+
+def _log_ratio(cells: pd.DataFrame, reference: str) -> np.ndarray:
+    """log of the mean norm of each ``batch`` model over that of its twin, [M]."""
+    ours, theirs = (_by_model(cells[cells["arm"] == arm], "norm") for arm in ("batch", reference))
+    return np.log(ours / theirs)
+
+
+def _ratio_row(claim: str, arm: str, subset: str, metric: str, at: float | None, logs: np.ndarray) -> StudyRow:
+    mean, ci = pair_mean(logs)
+    judged = subset != "clean"
+    scaled = None if ci is None else (float(np.exp(ci[0])), float(np.exp(ci[1])))
+    return StudyRow(
+        claim, arm, subset, metric, at, float(np.exp(mean)), scaled, verdict_above(ci, 0) if judged else None
+    )
+
+
+def _early_rows(cells: pd.DataFrame, reference: str, subsets: tuple[str, ...], early: int) -> list[StudyRow]:
+    rows, name = [], f"batch / {reference}"
+    for definition in DEFINITIONS:
+        part = _at(cells[cells["definition"] == definition], early)
+        logs = {subset: _log_ratio(part[part["subset"] == subset], reference) for subset in subsets}
+        metric = f"{definition} norm ratio"
+        for subset in subsets:
+            rows.append(_ratio_row(LARGER, name, subset, metric, early, logs[subset]))
+            if subset != "clean":
+                gain = logs[subset] - logs["clean"]
+                rows.append(_ratio_row(MORE_THAN_CLEAN, name, subset, f"{metric} over clean's", early, gain))
+    return rows
+
+
+def _equal_loss_rows(cells: pd.DataFrame, reference: str, subsets: tuple[str, ...], *, classes: int) -> list[StudyRow]:
+    rows, name = [], f"batch / {reference}"
+    for definition in DEFINITIONS:
+        part = cells[cells["definition"] == definition]
+        for subset in subsets:
+            table = _norm_by_loss(part[part["subset"] == subset], classes)
+            shared = np.log(table.loc["batch"]) - np.log(table.loc[reference])
+            logs = shared.groupby("index").mean().to_numpy()
+            if np.isfinite(logs).any():
+                rows.append(_ratio_row(AT_EQUAL_LOSS, name, subset, f"{definition} norm ratio", None, logs))
+    return rows
+
+
+def _norm_by_loss(cells: pd.DataFrame, classes: int) -> pd.Series:
+    """Mean norm by (arm, index, bin of loss) over all measured epochs; NaN in bins of too few cells."""
+    edges = np.array(BIN_EDGES) * np.log(classes)
+    place = pd.cut(cells["loss"], edges, labels=False)
+    grouped = cells.groupby(["arm", "index", place])["norm"].agg(["mean", "count"])
+    every = pd.MultiIndex.from_product(
+        [cells["arm"].unique(), np.sort(cells["index"].unique()), range(len(edges) - 1)],
+        names=["arm", "index", "bin"],
+    )
+    return grouped["mean"].where(grouped["count"] >= FEWEST_CELLS).reindex(every)
+
+
+def _layers(cells: pd.DataFrame) -> list[str]:
+    return [name for name in cells.columns if name.startswith("push:")]
+
+
+def _push_rows(cells: pd.DataFrame, subsets: tuple[str, ...], judged: tuple[int, ...]) -> list[StudyRow]:
+    """Push on gamma per head and channel: over all layers with its verdict, and by layer."""
+    layers = _layers(cells)
+    alone = cells[(cells["arm"] == "batch") & (cells["definition"] == "eval")]
+    rows = []
+    for epoch in sorted(int(epoch) for epoch in alone["epoch"].unique()):
+        part = _at(alone, epoch)
+        part = part.assign(all_layers=part[layers].mean(axis=1))
+        means = {subset: _by_model(part[part["subset"] == subset], "all_layers") for subset in subsets}
+        for subset in subsets:
+            mean, ci = pair_mean(means[subset])
+            rows.append(StudyRow(COURSE, "batch", subset, "eval push on gamma", epoch, mean, ci))
+            if subset == "clean" or epoch not in judged:
+                continue
+            mean, ci = pair_mean(means[subset] - means["clean"])
+            metric = "eval push on gamma, minus clean's"
+            rows.append(StudyRow(LOOP, "batch", subset, metric, epoch, mean, ci, verdict_above(ci, 0)))
+        for layer in layers if epoch in judged else ():
+            for subset in subsets:
+                mean, ci = pair_mean(_by_model(part[part["subset"] == subset], layer))
+                metric = f"eval push on gamma of {layer.removeprefix('push:')}"
+                rows.append(StudyRow(COURSE, "batch", subset, metric, epoch, mean, ci))
+    return rows
+
+
+def _vulnerability_rows(trained: StudyPool, cells: pd.DataFrame, arm: str, early: int) -> list[StudyRow]:
+    evidence = load_evidence(trained.pool, arm)
+    exposed = vulnerability(evidence.phi, evidence.membership)
+    chosen = _at(cells[(cells["arm"] == arm) & (cells["definition"] == "eval")], early)
+    norm = chosen.groupby("record")["norm"].mean()
+    subset = trained.data.records.subset[norm.index]
+    rows = []
+    for name in ("all", "clean"):
+        keep = np.ones(len(norm), bool) if name == "all" else subset == name
+        rho, ci = rank_correlation(norm.to_numpy()[keep], exposed[norm.index][keep])
+        metric = "eval norm, rank correlation with vulnerability"
+        rows.append(StudyRow(VULNERABLE, arm, name, metric, early, rho, ci, verdict_above(ci, 0)))
+    return rows
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> tuple[float, Interval | None]:
+    """Spearman's rho of [N] and [N] and its 95 % interval (Bonett and Wright 2000); records as independent."""
+    if len(a) < 4 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan"), None
+    rho = float(stats.spearmanr(a, b).statistic)
+    half = stats.norm.ppf(0.975) * np.sqrt((1 + rho**2 / 2) / (len(a) - 3))
+    middle = np.arctanh(np.clip(rho, -1 + 1e-12, 1 - 1e-12))
+    return rho, (float(np.tanh(middle - half)), float(np.tanh(middle + half)))
+
+
+def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: str) -> StudyFigure:
+    figure, axes = canvas()
+    part = cells[cells["definition"] == definition]
+    for arm, style in zip(part["arm"].unique(), ("-", "--"), strict=True):
+        for place, subset in enumerate(subsets):
+            mean = part[(part["arm"] == arm) & (part["subset"] == subset)].groupby("epoch")["norm"].mean()
+            axes.plot(
+                mean.index, mean, linestyle=style, marker="o", markersize=3, color=f"C{place}", label=f"{arm}, {subset}"
+            )
+    axes.set(xscale="log", yscale="log", xlabel="epoch", ylabel=f"gradient norm ({definition})")
+    axes.legend()
+    what = {"eval": "alone, on running statistics", "batch": "inside a training batch, through its statistics"}
+    return StudyFigure(
+        f"Gradient norms, definition {definition}",
+        f"Mean l2 norm of a member's own gradient, {what[definition]}, by subset (colour) and arm (solid: batch). "
+        "A fitted record's gradient vanishes, so curves fall as subsets are fitted.",
+        figure,
+    )
+
+
+def _loss_figure(cells: pd.DataFrame, subsets: tuple[str, ...], classes: int) -> StudyFigure:
+    figure, axes = canvas()
+    edges = np.geomspace(0.02, 3, 10) * np.log(classes)
+    part = cells[cells["definition"] == "eval"]
+    for arm, style in zip(part["arm"].unique(), ("-", "--"), strict=True):
+        for place, subset in enumerate(subsets):
+            chosen = part[(part["arm"] == arm) & (part["subset"] == subset)]
+            binned = chosen.groupby(pd.cut(chosen["loss"], edges, labels=False))["norm"].agg(["mean", "count"])
+            shown = binned[binned["count"] >= FEWEST_CELLS]
+            middle = np.sqrt(edges[1:] * edges[:-1])[shown.index.astype(int)]
+            axes.plot(
+                middle,
+                shown["mean"],
+                linestyle=style,
+                marker="o",
+                markersize=3,
+                color=f"C{place}",
+                label=f"{arm}, {subset}",
+            )
+    axes.set(xscale="log", yscale="log", xlabel="the record's loss", ylabel="gradient norm (eval)")
+    axes.legend()
+    return StudyFigure(
+        "Gradient norms at equal loss",
+        "Mean gradient norm (eval) of members against their own loss, all measured epochs together, by subset (colour) "
+        "and arm (solid: batch). Where the solid line lies above the dashed one, BatchNorm enlarges the gradient "
+        "beyond what the loss explains.",
+        figure,
+    )
+
+
+def _push_figure(cells: pd.DataFrame, subsets: tuple[str, ...]) -> StudyFigure:
+    figure, axes = canvas()
+    alone = cells[(cells["arm"] == "batch") & (cells["definition"] == "eval")]
+    alone = alone.assign(push=alone[_layers(cells)].mean(axis=1))
+    for subset in subsets:
+        models = alone[alone["subset"] == subset].pivot_table(index="index", columns="epoch", values="push")
+        draw_course(axes, models, subset, marker="o")
+    axes.axhline(0, linewidth=1, color="C5")
+    axes.set(xscale="log", xlabel="epoch", ylabel="push on gamma per head")
+    axes.legend()
+    return StudyFigure(
+        "Who pushes gamma",
+        "Minus the derivative of a member's own loss by abs(gamma), mean over channels and layers (eval), by subset, "
+        "with the 95 % interval of the mean. Above zero a step on the record raises gamma.",
+        figure,
+    )
