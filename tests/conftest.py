@@ -1,4 +1,4 @@
-"""Fixtures that train: one small pool on real digits, trained once a session and shared by every test that reads one."""
+"""Fixtures that train: one small pool on real digits, trained once a session for every test that reads a pool."""
 
 from __future__ import annotations
 
