@@ -177,12 +177,3 @@ def few(names: Iterable[str], count: int = 3) -> str:
     """The first names, joined, and dots for the rest."""
     names = list(names)
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
-
-
-def parameter_count(state: State) -> int:
-    """The number of floating-point values, BatchNorm's running statistics left out."""
-    return sum(
-        tensor.numel()
-        for name, tensor in state.items()
-        if tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
-    )
