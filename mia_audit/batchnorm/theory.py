@@ -30,7 +30,8 @@ patch is u, and move with w. With h = (z - mu)/sigma and c the mean over the bat
     dm1/dw = r t (v - sum(a) u - (a.h) c)                                                             (3)
 
 The record's own part of c shrinks (3): alone in its batch it would be normalized away. By w.c = sigma, (3)
-is orthogonal to w: BatchNorm ignores the kernel's scale.
+is orthogonal to w: BatchNorm ignores the kernel's scale. In a large batch of white inputs c is w/|w|, and what (3)
+lacks of r t v is its component along w, on average 1/K of |v|^2.
 
 **The kernel's scale.** w -> k w leaves m1 as it is and turns r into r/k, while growth0 does not change: weight
 decay on w alone raises the amplification of the same function step by step.                          (4)

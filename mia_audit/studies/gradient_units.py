@@ -17,7 +17,7 @@ from mia_audit.gradients import RecordGradients, batch_gradients, eval_gradients
 from mia_audit.studies.setup import StudyPool, StudySetup
 from shadow_pool import seeds
 from shadow_pool.data.records import Records
-from shadow_pool.store.manifest import training_digest, write_atomically
+from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.schedule import Progress, worker_count
 from shadow_pool.train.unit import Receipt, Unit, preprocess_of, train_for_pool
@@ -40,7 +40,7 @@ def measure_gradients(setup: StudySetup, trained: StudyPool, arms: Iterable[str]
         (l2, all parameters) and ``push:LAYER`` per BatchNorm layer, the mean over channels of minus the
         derivative of the loss by abs(gamma): positive where a step on the record raises gamma.
     """
-    folder = setup.out / "gradients" / training_digest(trained.pool.spec)[:12]
+    folder = setup.out / "gradients" / trained.pool.manifest.digest[:12]
     units = [Unit(trained.pool.path, arm, int(i), setup.device) for arm in arms for i in trained.models(arm)]
     missing = [unit for unit in units if not _file(folder, unit, epochs).exists()]
     workers = min(worker_count(setup.workers, setup.device), max(1, len(missing)))

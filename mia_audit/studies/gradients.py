@@ -28,8 +28,11 @@ DEFAULTS = {
     "data": {"mislabeled": 0.05, "ood": 0.05},
     "recipe": {"epochs": 30},
 }
-EARLY, MIDDLE = 1 / 10, 1 / 3
-"""Shares of the epochs: early, before outliers are fitted in any arm; and while BatchNorm fits them."""
+EARLY, MIDDLE, LATE = 1 / 10, 1 / 3, 1.0
+"""Shares of the epochs: before outliers are fitted in any arm; while BatchNorm fits them; when it has.
+
+Equation (2) of :mod:`mia_audit.batchnorm.theory` has the push on gamma change sign in between.
+"""
 BIN_EDGES = (0.25, 0.5, 1.0, 2.0)
 """Bins of equal loss, in units of log(classes), the loss of a guess; below a quarter a record is fitted."""
 FEWEST_CELLS = 10
@@ -51,21 +54,22 @@ def gradients(setup: StudySetup) -> StudyResult:
     values = setup.values(DEFAULTS)
     trained = study_pool(setup, values)
     reference = trained.references()["epochs"]
-    early, middle = (max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE))
+    judged = tuple(max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE, LATE))
+    early = judged[0]
     course = np.geomspace(1, trained.epochs, min(8, trained.epochs))
-    epochs = sorted({early, middle, *(round(epoch) for epoch in course)})
+    epochs = sorted({*judged, *(round(epoch) for epoch in course)})
     cells = measure_gradients(setup, trained, ("batch", reference), epochs)
     both = cells[cells["index"].isin(trained.models("batch", reference))]
     subsets = ("clean", *trained.outliers())
     rows = _course_rows(cells, subsets)
     rows += _early_rows(both, reference, subsets, early)
     rows += _equal_loss_rows(both, reference, subsets, classes=len(trained.data.records.classes))
-    rows += _push_rows(cells, subsets, (early, middle))
+    rows += _push_rows(cells, subsets, judged)
     rows += [row for arm in ("batch", reference) for row in _vulnerability_rows(trained, cells, arm, early)]
     figures = [_course_figure(cells, subsets, definition) for definition in DEFINITIONS]
     figures += [_loss_figure(both, subsets, len(trained.data.records.classes)), _push_figure(cells, subsets)]
     settings = {
-        "judged": {"early, epoch": early, "middle, epoch": middle, "reference arm": reference},
+        "judged": {"norms, at epoch": early, "pushes, at epochs": list(judged), "reference arm": reference},
         "batch definition": f"{BATCHES} batches a model and epoch: all outliers and {CLEAN_PER_BATCH} clean records",
         "loss bins": [edge * float(np.log(len(trained.data.records.classes))) for edge in BIN_EDGES],
     }
