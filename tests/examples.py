@@ -217,7 +217,7 @@ def pool_audit(
     effects = [
         row
         for reference, matched in (("none", "epochs"), ("none+fit", "fit"))
-        if reference in arms
+        if reference in arms and "batch" in arms
         for row in effect_rows(pools, reference, "recipe", matched)
     ]
     main = table[arms[0]]
