@@ -14,6 +14,8 @@ from shadow_pool.data.sources import SUFFIXES, open_source
 from shadow_pool.errors import UserError
 from shadow_pool.spec import DataSpec
 
+_CANDIDATES = 4
+
 
 def add_outliers(
     records: Records, spec: DataSpec, *, seed: int, data_root: Path | None = None, download: bool = False
@@ -85,7 +87,11 @@ def _foreign_inputs(
 
 
 def _photo_patches(rng: np.random.Generator, count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 [count, C, H, W]: random crops of scikit-learn's two photographs, enlarged where these are smaller."""
+    """uint8 [count, C, H, W]: random crops of scikit-learn's two photographs, enlarged where these are smaller.
+
+    Each is the one of most contrast among :data:`_CANDIDATES`: flat crops of sky and blur are all alike, and inputs
+    that are alike under different labels cannot be told apart, let alone memorized.
+    """
     from sklearn.datasets import load_sample_images
 
     channels, height, width = shape
@@ -97,10 +103,13 @@ def _photo_patches(rng: np.random.Generator, count: int, shape: tuple[int, ...])
         photos.append(with_channels(x, channels)[0])
     patches = np.empty((count, *shape), dtype=np.uint8)
     for patch in patches:
-        photo = photos[rng.integers(len(photos))]
-        top = rng.integers(photo.shape[1] - height + 1)
-        left = rng.integers(photo.shape[2] - width + 1)
-        patch[...] = photo[:, top : top + height, left : left + width]
+        crops = []
+        for _ in range(_CANDIDATES):
+            photo = photos[rng.integers(len(photos))]
+            top = rng.integers(photo.shape[1] - height + 1)
+            left = rng.integers(photo.shape[2] - width + 1)
+            crops.append(photo[:, top : top + height, left : left + width])
+        patch[...] = max(crops, key=np.std)
     return patches
 
 
