@@ -13,7 +13,7 @@ Measured 2026-11-30 on 2 cores of a virtual x86-64 machine that others used too 
     256 models x 10,000 records     637 s              68.2 s   0.248 s     0.460 s  0.866 s  0.087 s
 
 so that moderated is 295 and 1,386 times as fast as the plain loops, 28 and 148 times as the script (which computes
-the cheaper per-record spread). 1,000,000 records x 256 models from disk: 13.3 s, peak 0.97 GB, of which membership is 0.26.
+the cheaper per-record spread). 1,000,000 records x 256 models from disk: 13.3 s, peak 0.97 GB (membership is 0.26).
 
 Run: python benchmarks/attacks.py [--memory-records 1000000]
 """
