@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -294,3 +295,74 @@ def test_conversion_and_probes_leave_the_global_generator_alone() -> None:
 def test_unknown_norm_lists_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"did you mean 'group'.*affine, batch, group, layer, none"):
         to_norm(nn.Linear(1, 1), "grop")
+
+
+def trained(model: nn.Module) -> nn.Module:
+    """The model in eval mode, with BatchNorm's scale, shift and statistics as after training: none of them trivial."""
+    generator = torch.Generator().manual_seed(1)
+    for layer in model.modules():
+        for name, low, high in (
+            ("weight", 0.5, 1.5),
+            ("bias", -0.5, 0.5),
+            ("running_mean", -1, 1),
+            ("running_var", 1, 4),
+        ):
+            tensor = getattr(layer, name, None)
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm | FrozenBatchNorm2d) and tensor is not None:
+                tensor.data.uniform_(low, high, generator=generator)
+    return model.eval()
+
+
+class BetweenNorms(nn.Module):
+    """Norms that cannot be folded: one used twice, one after a ReLU, one of two on the same convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.other = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 1)
+        self.first, self.second = nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False)
+        self.twice, self.frozen = nn.BatchNorm2d(6), FrozenBatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y = self.first(y) + self.second(y)
+        return self.frozen(self.other(self.twice(self.twice(y).relu()))).flatten(1)
+
+
+@pytest.mark.parametrize("norm", ["none", "affine"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torchvision.models.resnet18(num_classes=5),
+        lambda: torchvision.models.mobilenet_v2(num_classes=5),
+        lambda: ZOO["densenet22"](10, (3, 8, 8)),
+        lambda: ZOO["lenet"](10, (3, 8, 8)),
+        BetweenNorms,
+        Branching,
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.BatchNorm2d(4), Wrapped(4)),
+    ],
+)
+def test_without_batchnorm_a_trained_network_starts_as_the_same_function(
+    build: Callable[[], nn.Module], norm: str
+) -> None:
+    torch.manual_seed(0)
+    model = trained(build())
+    twin = to_norm(model, norm, trained=True).eval()
+    x = torch.randn(4, 3, 8, 8)
+    assert not has_batchnorm(twin)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_group_norm_takes_over_what_a_trained_batchnorm_learned() -> None:
+    model = trained(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False)))
+    twin = to_norm(model, "group", trained=True)
+    assert torch.equal(twin[1].weight, model[1].weight)
+    assert torch.equal(twin[1].bias, model[1].bias)
+    assert torch.equal(twin[0].weight, model[0].weight)
+    assert not twin[3].affine
+
+
+def test_a_trained_network_folds_into_the_layer_before_where_it_can() -> None:
+    twin = to_norm(trained(ZOO["lenet"](10, (1, 8, 8))), "none", trained=True)
+    assert not any(isinstance(layer, Shift) for layer in twin.modules())
+    assert sum(isinstance(layer, Shift) for layer in to_norm(BetweenNorms(), "none", trained=True).modules()) == 3

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,11 +36,14 @@ class Wiring:
     Attributes:
         feeders: name of a BatchNorm -> the convolution or linear layer it normalizes, where one feeds it
             through nothing but operations on a single tensor (ReLU, pooling, dropout).
+        foldable: those of ``feeders`` that a BatchNorm's scale and shift can be folded into: nothing lies between
+            the two, and neither is used elsewhere.
         branch_ends: the last convolution or linear layer of each residual branch that holds a BatchNorm.
         functional_batch_norm: whether batch_norm is called as a function, outside any layer.
     """
 
     feeders: dict[str, nn.Module]
+    foldable: dict[str, nn.Module] = field(default_factory=dict)
     branch_ends: tuple[nn.Module, ...] = ()
     functional_batch_norm: bool = False
 
@@ -51,13 +55,20 @@ def read_wiring(model: nn.Module, is_norm: Callable[[nn.Module], bool]) -> Wirin
     except Exception:  # a stranger's forward may raise anything when it meets a symbolic tensor
         return Wiring(_feeders_by_registration(model, is_norm))
     layers = {node: model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
+    calls = Counter(layers.values())
     feeders: dict[str, nn.Module] = {}
+    foldable: dict[str, nn.Module] = {}
     for node, layer in layers.items():
         feeder = _weighted_before(node, layers, is_norm)
-        if is_norm(layer) and feeder is not None:
-            feeders.setdefault(str(node.target), layers[feeder])
+        if not is_norm(layer) or feeder is None:
+            continue
+        feeders.setdefault(str(node.target), layers[feeder])
+        alone = calls[layer] == calls[layers[feeder]] == len(feeder.users) == 1
+        if alone and node.all_input_nodes == [feeder] and not getattr(layers[feeder], "transposed", False):
+            foldable[str(node.target)] = layers[feeder]
     return Wiring(
         feeders=feeders,
+        foldable=foldable,
         branch_ends=tuple(_branch_ends(graph, layers, is_norm)),
         functional_batch_norm=any(node.target in _BATCH_NORM for node in graph.nodes if node.op == "call_function"),
     )

@@ -10,6 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,14 +44,23 @@ class Affine(nn.Module):
 
 
 class Shift(nn.Module):
-    """A learned shift per channel of [N, C, ...], where no convolution or linear layer can hold it as its bias."""
+    """A learned shift per channel of [N, C, ...], where no convolution or linear layer can hold it as its bias.
 
-    def __init__(self, channels: int) -> None:
+    ``scale`` [C] multiplies the input first; it is fixed: what is left of a trained BatchNorm's.
+    """
+
+    scale: Tensor | None
+
+    def __init__(self, channels: int, *, scale: Tensor | None = None) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias.view(-1, *[1] * (x.ndim - 2))
+        shape = (-1, *[1] * (x.ndim - 2))
+        if self.scale is None:
+            return x + self.bias.view(shape)
+        return torch.addcmul(self.bias.view(shape), x, self.scale.view(shape))
 
 
 def is_batchnorm(module: nn.Module) -> bool:
@@ -84,11 +94,10 @@ def norm_layers(model: nn.Module) -> dict[str, int]:
     )
 
 
-def to_norm(model: nn.Module, norm: str) -> nn.Module:
-    """The twin of a freshly initialized module in another arm; the module itself stays as it is.
+def to_norm(model: nn.Module, norm: str, *, trained: bool = False) -> nn.Module:
+    """The twin of a module in another arm; the module itself stays as it is.
 
-    Every layer but the BatchNorm ones keeps its weights, so arms start paired. Not for trained weights: a
-    network that learned with BatchNorm does not work without it.
+    Every layer but the BatchNorm ones keeps its weights, so arms start paired.
 
     - ``batch``: as given.
     - ``none``: BatchNorm out. The convolution or linear layer it normalized gets a zero bias where it had none;
@@ -99,6 +108,11 @@ def to_norm(model: nn.Module, norm: str) -> nn.Module:
     In ``none`` and ``affine`` the last convolution of each residual branch that had BatchNorm is set to zero:
     the network starts as its shortcuts and trains without normalization (Zhang et al. 2019, arXiv 1901.09321).
     Branches are found by tracing; a module that cannot be traced keeps its initial weights there.
+
+    With ``trained`` the weights are not fresh, and nothing is zeroed. ``none`` and ``affine`` then compute what the
+    module computes in eval mode: BatchNorm's running statistics, scale and shift are folded into the layer before it
+    (Jacob et al. 2018, arXiv 1712.05877, section 3.2), or stay as a fixed scale and a learned shift where that is not
+    possible. ``group`` and ``layer`` take over BatchNorm's gamma and beta alone, so they start as another function.
 
     Raises:
         UserError: unknown norm, or a layer that cannot be converted, named.
@@ -117,10 +131,10 @@ def to_norm(model: nn.Module, norm: str) -> nn.Module:
             f"{type(model).__name__} calls batch_norm as a function in its forward, which cannot be taken out; "
             "use nn.BatchNorm layers, or audit with --arms batch"
         )
-    if norm in ("none", "affine"):
+    if norm in ("none", "affine") and not trained:
         for layer in wiring.branch_ends:
             nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
-    return _replace(twin, norm, wiring)
+    return _replace(twin, norm, wiring, trained)
 
 
 def groups_of(channels: int) -> int:
@@ -134,14 +148,17 @@ def groups_of(channels: int) -> int:
     return groups
 
 
-def _replace(model: nn.Module, norm: str, wiring: Wiring) -> nn.Module:
+def _replace(model: nn.Module, norm: str, wiring: Wiring, trained: bool) -> nn.Module:
     made: dict[nn.Module, nn.Module] = {}
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not is_batchnorm(layer):
             continue
         if layer not in made:
             after = _children_after(name, layer)
-            new = _stand_in(layer, norm, wiring.feeders.get(name))
+            if trained:
+                new = _trained_stand_in(layer, norm, wiring.foldable.get(name))
+            else:
+                new = _stand_in(layer, norm, wiring.feeders.get(name))
             made[layer] = nn.Sequential(new, *after) if after else new
         if not name:
             return made[layer]
@@ -163,6 +180,39 @@ def _stand_in(layer: nn.Module, norm: str, feeder: nn.Module | None) -> nn.Modul
     if norm == "affine" or (channels == 1 and isinstance(layer, nn.BatchNorm1d)):
         return Affine(channels)
     return nn.GroupNorm(groups_of(channels) if norm == "group" else 1, channels, affine=learned)
+
+
+@torch.no_grad()
+def _trained_stand_in(layer: nn.Module, norm: str, feeder: nn.Module | None) -> nn.Module:
+    """What takes the place of a trained BatchNorm; ``feeder`` is a layer that it can be folded into."""
+    scale, shift = _in_eval_mode(layer)
+    new: Any = Shift(len(scale), scale=scale) if norm == "none" else _stand_in(layer, norm, None)
+    if isinstance(new, Affine):
+        new.weight.copy_(scale)
+        new.bias.copy_(shift)
+    elif isinstance(new, nn.GroupNorm):
+        for name in ("weight", "bias") if new.affine else ():
+            getattr(new, name).copy_(getattr(layer, name))
+    elif feeder is not None:
+        weight, bias = feeder.get_parameter("weight"), getattr(feeder, "bias", None)
+        weight.mul_(scale.view(-1, *[1] * (weight.ndim - 1)))
+        feeder.bias = nn.Parameter(shift if bias is None else shift + scale * bias)
+        return nn.Identity()
+    else:
+        new.bias.copy_(shift)
+    return new
+
+
+def _in_eval_mode(layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """(scale, shift) per channel: what BatchNorm does in eval mode, 1 and 0 where affine or statistics are off."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    weight, bias, mean, var = (getattr(layer, name, None) for name in names)
+    scale = torch.ones(_channels(layer)) if weight is None else weight.clone()
+    shift = torch.zeros_like(scale) if bias is None else bias.clone()
+    if mean is not None and var is not None:
+        scale /= torch.sqrt(var + _eps(layer))
+        shift -= mean * scale
+    return scale, shift
 
 
 def _channels(layer: nn.Module) -> int:

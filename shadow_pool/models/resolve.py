@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +20,20 @@ from shadow_pool.usercode import describe, is_reference, load_object
 _PROBE = 4
 
 
-def build_model(arch: str, norm: str, *, classes: int, input_shape: tuple[int, ...], seed: int) -> nn.Module:
+def build_model(
+    arch: str,
+    norm: str,
+    *,
+    classes: int,
+    input_shape: tuple[int, ...],
+    seed: int,
+    initial: Mapping[str, torch.Tensor] | None = None,
+) -> nn.Module:
     """A fresh model on the CPU in float32, its weights drawn from ``seed`` alone.
 
-    The same seed gives the layers that two arms share the same weights. A model from outside the zoo is checked:
-    its inputs and outputs must fit the records, and an arm without BatchNorm must be without coupling.
+    The same seed gives the layers that two arms share the same weights; ``initial`` takes their place. A model from
+    outside the zoo is checked: its inputs and outputs must fit the records, and an arm without BatchNorm must be
+    without coupling.
 
     Args:
         arch: ``lenet``, ``torchvision:NAME``, ``timm:NAME``, ``module:factory`` or ``path/file.py:factory``, each
@@ -35,6 +44,8 @@ def build_model(arch: str, norm: str, *, classes: int, input_shape: tuple[int, .
         classes: number of classes.
         input_shape: (C, H, W) of an image or (D,) of features, as the model takes them.
         seed: non-negative integer.
+        initial: a state dict of the model as given; other arms take it over as
+            :func:`shadow_pool.models.norms.to_norm` says of trained weights.
 
     Raises:
         UserError: an unknown name, a factory that fails, or a model that does not fit.
@@ -50,7 +61,9 @@ def build_model(arch: str, norm: str, *, classes: int, input_shape: tuple[int, .
         model = model.to("cpu", torch.float32)
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
             check_model(model, input_shape, classes, arch=name)  # lazy layers take their shapes from a first batch
-    twin = to_norm(model, norm)
+    if initial is not None:
+        model.load_state_dict(initial)
+    twin = to_norm(model, norm, trained=initial is not None)
     if name not in ZOO:
         check_model(twin, input_shape, classes, arch=name)
         if norm != "batch":
