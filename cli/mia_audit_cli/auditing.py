@@ -19,8 +19,68 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
+    app.command("inspect", epilog="Example: mia-audit inspect model.pt")(inspect)
     app.command("score", epilog="Example: mia-audit score model.pt --members train_ids.csv")(score)
     app.command("report", epilog="Example: mia-audit report --pool pool --out audit")(report)
+    app.command("compare", epilog="Example: mia-audit compare before after")(compare)
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The checkpoint to look into.")],
+    arch: o.ArchOption = None,
+    as_json: o.JsonOption = False,
+    trust: o.TrustOption = False,
+) -> None:
+    """What is in a checkpoint: parameters, layers, norms, gamma/sigma. Needs no pool."""
+    from mia_audit.inspect_checkpoint import inspect_checkpoint
+
+    found = inspect_checkpoint(model, arch=arch, trust=trust)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        return
+    console = stdout()
+    print(f"{found.path}: {found.kind}, {found.parameters:,} parameters, sha256 {found.sha256[:16]}")
+    shapes = [[row.layer, row.kind, " x ".join(map(str, row.shape)), f"{row.parameters:,}"] for row in found.layers]
+    console.print(table("Layers", ["layer", "kind", "weight", "parameters"], shapes))
+    ratios = [
+        [row.layer, row.kind, str(row.channels)]
+        + [f"{value:.2f}" for value in (row.ratio_median, row.ratio_max, row.amplification_median)]
+        + [f"{row.fraction_above_one:.0%}"]
+        for row in found.batchnorm
+    ]
+    if ratios:
+        columns = ["layer", "kind", "channels", "median", "max", "median squared", "above 1"]
+        console.print(table("gamma/sigma", columns, ratios))
+    warn(found.notes)
+    print(found.summary)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the first audit.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the second audit.")],
+    as_json: o.JsonOption = False,
+) -> None:
+    """Two audits side by side, for example before and after a remedy: differences with intervals."""
+    from mia_audit.compare import compare as compare_audits
+
+    found = compare_audits(a, b)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        return
+    rows = [
+        [
+            f"{row.attack} {row.subset}",
+            row.metric,
+            f"{row.a:.3f}",
+            f"{row.b:.3f}",
+            f"{row.difference:+.3f}",
+            _ends(row.ci) + ("" if row.resolved else " ?"),
+        ]
+        for row in found.differences
+    ]
+    columns = ["attack, subset", "metric", "A", "B", "B - A", "95 %"]
+    stdout().print(table(f"{b} against {a} ({found.shared_records} records in both)", columns, rows))
+    warn(found.warnings)
 
 
 def score(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 import typer
 
-from mia_audit_cli import auditing, pools, training
+from mia_audit_cli import auditing, pools, studying, training
 from shadow_pool.errors import UserError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 training.register(app)
 auditing.register(app)
+studying.register(app)
 pools.register(app)
 
 

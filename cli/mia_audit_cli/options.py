@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 PoolOption = Annotated[Path, typer.Option("--pool", metavar="DIR", help="Folder of the shadow pool.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder the results are written to.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="SPEC", help="digits, mnist, cifar10, ...; a folder; .npz, .parquet, .csv; module:factory."
+    ),
+]
 DataRootOption = Annotated[
     Path | None, typer.Option("--data-root", metavar="DIR", help="Folder that holds named data sets.")
+]
+ArchOption = Annotated[
+    str | None,
+    typer.Option("--arch", metavar="SPEC", help="lenet, resnet18, ...; torchvision:NAME; timm:NAME; FILE.py:factory."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]
@@ -21,6 +34,10 @@ DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="cpu, c
 WorkersOption = Annotated[
     int | None, typer.Option("--workers", metavar="W", min=1, help="Worker processes (default: one per core).")
 ]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Dask scheduler to train on.")
+]
+DownloadOption = Annotated[bool, typer.Option("--download", help="Download a named data set that is missing.")]
 QueryModeOption = Annotated[
     str,
     typer.Option(
@@ -32,78 +49,104 @@ SubsetsOption = Annotated[
     typer.Option(
         "--subsets",
         metavar="auto|given|none",
-        help="auto: given or injected tags, else suspected ones are found; given: tags only; none: all records as one.",
+        help="auto: given or injected tags, else suspected ones; given: tags only; none: all records as one.",
     ),
 ]
 
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="SPEC", help="digits, mnist, cifar10, ...; a folder; .npz, .parquet, .csv; module:factory."
-    ),
-]
-LabelOption = Annotated[str | None, typer.Option("--label", metavar="COL", help="Column of the label in a table.")]
-IdOption = Annotated[str | None, typer.Option("--id", metavar="COL", help="Column of a stable id in a table.")]
-GroupOption = Annotated[
-    str | None,
-    typer.Option("--group", metavar="COL", help="Column whose equal values stay in one half (a patient)."),
-]
-ClassesOption = Annotated[
-    Path | None, typer.Option("--classes", metavar="FILE", help="Class names in the model's order, one a line.")
-]
-HoldoutOption = Annotated[
-    float | None, typer.Option("--holdout", metavar="F", help="Share held out as population (default .15).")
-]
-ImageSizeOption = Annotated[int | None, typer.Option("--image-size", metavar="S", help="Resize images to S x S.")]
-NormalizeOption = Annotated[
-    str | None,
-    typer.Option("--normalize", metavar="MEAN/STD|none|FILE.py:FUNC", help="Input normalization of the model."),
-]
-ArchOption = Annotated[
-    str | None,
-    typer.Option("--arch", metavar="SPEC", help="lenet, resnet18, ...; torchvision:NAME; timm:NAME; FILE.py:factory."),
-]
-InitOption = Annotated[
-    Path | None, typer.Option("--init", metavar="FILE", help="Weights that every model starts from (fine-tuning).")
-]
-ArmsOption = Annotated[
-    str | None,
-    typer.Option("--arms", metavar="LIST", help="batch,none,group,layer,affine; +fit, +penalty(S), +dp(EPSILON)."),
-]
-MislabeledOption = Annotated[
-    float | None, typer.Option("--mislabeled", metavar="F", help="Share of records given a wrong label.")
-]
-OodOption = Annotated[
-    float | None, typer.Option("--ood", metavar="F", help="Share of records made out of distribution.")
-]
-OodFromOption = Annotated[str | None, typer.Option("--ood-from", metavar="SPEC", help="Source of the ood inputs.")]
-EpochsOption = Annotated[int | None, typer.Option("--epochs", metavar="E", help="Epochs a model is trained.")]
-LrOption = Annotated[float | None, typer.Option("--lr", metavar="R", help="Learning rate.")]
-QueriesOption = Annotated[
-    int | None, typer.Option("--queries", metavar="Q", help="Views of a record that signals are computed for.")
-]
-SpecOption = Annotated[
-    Path | None, typer.Option("--spec", metavar="FILE.toml", help="A spec in TOML; options override it.")
-]
-TrainOption = Annotated[
-    str | None, typer.Option("--train", metavar="FILE.py:FUNC", help="Your own training function in place of ours.")
-]
-PrecisionOption = Annotated[str | None, typer.Option("--precision", metavar="P", help="auto, fp32 or bf16.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", metavar="S", help="Root seed of every random draw.")]
-CountOption = Annotated[int | None, typer.Option("--n", metavar="N", help="Shadow models per arm, even (default 64).")]
 
-
-def spec_changes(spec: Path | None, **options: Any) -> dict[str, Any]:
-    """What the user asks of a spec, as nested plain values: the file's keys, then each option that was given.
-
-    Option names are dotted with two underscores (``data__label``).
-    """
+def _spec_options(
+    n: Annotated[int | None, typer.Option(metavar="N", help="Shadow models per arm, even (default 64).")] = None,
+    data: DataOption = None,
+    label: Annotated[str | None, typer.Option(metavar="COL", help="Column of the label in a table.")] = None,
+    id: Annotated[str | None, typer.Option(metavar="COL", help="Column of a stable id in a table.")] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="COL", help="Column whose equal values stay in one half (a patient).")
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Class names in the model's order, one a line.")
+    ] = None,
+    holdout: Annotated[
+        float | None, typer.Option(metavar="F", help="Share held out as population (default .15).")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(metavar="S", help="Resize images to S x S.")] = None,
+    normalize: Annotated[
+        str | None, typer.Option(metavar="MEAN/STD|none|FILE.py:FUNC", help="The model's input normalization.")
+    ] = None,
+    arch: ArchOption = None,
+    arms: Annotated[
+        str | None, typer.Option(metavar="LIST", help="batch,none,group,layer,affine; +fit, +penalty(S), +dp(EPSILON).")
+    ] = None,
+    mislabeled: Annotated[float | None, typer.Option(metavar="F", help="Share of records given a wrong label.")] = None,
+    ood: Annotated[float | None, typer.Option(metavar="F", help="Share made out of distribution.")] = None,
+    ood_from: Annotated[str | None, typer.Option(metavar="SPEC", help="Source of the ood inputs.")] = None,
+    epochs: Annotated[int | None, typer.Option(metavar="E", help="Epochs a model is trained (default 30).")] = None,
+    lr: Annotated[float | None, typer.Option(metavar="R", help="Learning rate (default .02).")] = None,
+    queries: Annotated[int | None, typer.Option(metavar="Q", help="Views of a record to ask about.")] = None,
+    spec: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="A spec in TOML; options override it.")] = None,
+    train: Annotated[
+        str | None, typer.Option(metavar="FILE.py:FUNC", help="Your own training function in place of ours.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(metavar="P", help="auto, fp32 or bf16.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="S", help="Root seed of every random draw.")] = None,
+) -> dict[str, Any]:
+    """What the options ask of a spec, as nested plain values: the file's keys, then each option that was given."""
     from shadow_pool.spec import merge, read_toml
 
-    changes: dict[str, Any] = read_toml(spec) if spec is not None else {}
-    for name, value in options.items():
-        if value is None:
-            continue
-        table, _, key = name.rpartition("__")
-        changes = merge(changes, {table: {key: value}} if table else {key: value})
-    return changes
+    top: dict[str, Any] = {
+        "n": n,
+        "arch": arch,
+        "arms": arms.split(",") if arms else None,
+        "queries": queries,
+        "train": train,
+        "precision": precision,
+        "seed": seed,
+    }
+    tables: dict[str, dict[str, Any]] = {
+        "data": {
+            "source": data,
+            "label": label,
+            "id": id,
+            "group": group,
+            "classes": _lines(classes) if classes else None,
+            "holdout": holdout,
+            "image_size": image_size,
+            "normalize": normalize,
+            "mislabeled": mislabeled,
+            "ood": ood,
+            "ood_from": ood_from,
+        },
+        "recipe": {"epochs": epochs, "lr": lr},
+    }
+    changes = _given(top) | {name: _given(values) for name, values in tables.items() if _given(values)}
+    return merge(read_toml(spec) if spec is not None else {}, changes)
+
+
+def with_spec(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command with the options of a spec in place of its keyword ``changes``, after its own."""
+    own, shared = inspect.signature(command), inspect.signature(_spec_options)
+    hints = get_type_hints(_spec_options, include_extras=True) | get_type_hints(command, include_extras=True)
+    parameters = [p for p in own.parameters.values() if p.name != "changes"] + list(shared.parameters.values())
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        changes = _spec_options(**{name: values.pop(name) for name in shared.parameters})
+        return command(**values, changes=changes)
+
+    typed = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    run.__signature__ = own.replace(parameters=typed)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in typed}
+    return run
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _lines(path: Path) -> list[str]:
+    from shadow_pool.errors import UserError
+
+    try:
+        names = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--classes {path} is not a readable text file: {error}; give one class name a line") from None
+    return [name.strip() for name in names if name.strip()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,75 +27,32 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
     app.command("demo", epilog="Example: mia-audit demo --out demo")(demo)
     app.command("train-shadows", epilog="Example: mia-audit train-shadows --data cifar10 --arch resnet8 --n 16")(
-        train_shadows
+        o.with_spec(train_shadows)
     )
     app.command("train-target", epilog="Example: mia-audit train-target --arm none --out model.pt")(train_target)
 
 
 def train_shadows(
-    n: o.CountOption = None,
     pool: o.PoolOption = Path("pool"),
-    data: o.DataOption = None,
     data_root: o.DataRootOption = None,
-    download: Annotated[bool, typer.Option("--download", help="Download a named data set that is missing.")] = False,
-    label: o.LabelOption = None,
-    id: o.IdOption = None,
-    group: o.GroupOption = None,
-    classes: o.ClassesOption = None,
-    holdout: o.HoldoutOption = None,
-    image_size: o.ImageSizeOption = None,
-    normalize: o.NormalizeOption = None,
-    arch: o.ArchOption = None,
-    init: o.InitOption = None,
-    arms: o.ArmsOption = None,
-    mislabeled: o.MislabeledOption = None,
-    ood: o.OodOption = None,
-    ood_from: o.OodFromOption = None,
-    epochs: o.EpochsOption = None,
-    lr: o.LrOption = None,
-    queries: o.QueriesOption = None,
-    spec: o.SpecOption = None,
-    train: o.TrainOption = None,
-    workers: o.WorkersOption = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Dask scheduler to train on.")
+    download: o.DownloadOption = False,
+    init: Annotated[
+        Path | None, typer.Option("--init", metavar="FILE", help="Weights every model starts from (fine-tuning).")
     ] = None,
+    workers: o.WorkersOption = None,
+    scheduler: o.SchedulerOption = None,
     indices: Annotated[
         str | None, typer.Option("--indices", metavar="A-B", help="Train only models A to B of each arm.")
     ] = None,
     device: o.DeviceOption = "cpu",
-    precision: o.PrecisionOption = None,
-    seed: o.SeedOption = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what the pool will cost and resolve; train nothing.")
     ] = False,
     quiet: o.QuietOption = False,
+    *,
+    changes: dict[str, Any],
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
-    changes = o.spec_changes(
-        spec,
-        n=n,
-        seed=seed,
-        arch=arch,
-        arms=arms.split(",") if arms else None,
-        queries=queries,
-        precision=precision,
-        init=str(init) if init else None,
-        train=train,
-        data__source=data,
-        data__label=label,
-        data__id=id,
-        data__group=group,
-        data__classes=classes.read_text(encoding="utf-8").split("\n") if classes else None,
-        data__holdout=holdout,
-        data__image_size=image_size,
-        data__normalize=normalize,
-        data__mislabeled=mislabeled,
-        data__ood=ood,
-        data__ood_from=ood_from,
-        recipe__epochs=epochs,
-        recipe__lr=lr,
-    )
     from shadow_pool.prepare import prepare_pool
 
     chosen = _indices(indices)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mia_audit.evidence import ArmEvidence
+from mia_audit.subsets import suspect_subsets
 
 SUBSET_CHOICES = ("auto", "given", "none")
 
@@ -30,6 +31,31 @@ def choose_tags(choice: str, records: pd.DataFrame, evidence: ArmEvidence) -> Ta
     unknown = np.full(len(records), None, dtype=object)
     if choice == "none":
         return Tags(np.full(len(records), "clean", dtype=object), unknown)
+    given = records["subset_source"].notna().any()
+    if choice == "auto" and not given:
+        return _suspected(records["label"].to_numpy(), evidence)
     subset = records["subset"].to_numpy(object)
     source = records["subset_source"].astype(object).where(records["subset_source"].notna(), None).to_numpy(object)
     return Tags(subset, source)
+
+
+def _suspected(label: np.ndarray, evidence: ArmEvidence) -> Tags:
+    found = suspect_subsets(
+        label,
+        evidence.predicted,
+        evidence.predicted_probability,
+        evidence.phi[:, :, 0],
+        evidence.energy,
+        evidence.membership,
+    )
+    suspected = found.subset != "clean"
+    source = np.full(len(label), None, dtype=object)
+    source[suspected] = "suspected"
+    if not suspected.any():
+        return Tags(found.subset, source)
+    counts = " and ".join(f"{(found.subset == name).sum()} {name}" for name in ("mislabeled", "ood"))
+    note = (
+        f"the data has no subset tags: {counts} records are suspected from the predictions of models that did not "
+        "train on them (--subsets none turns this off)"
+    )
+    return Tags(found.subset, source, (note,))

@@ -14,11 +14,10 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import batchnorm_without_running_stats, ratios_from_state
-from shadow_pool.models.resolve import build_model
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.target import read_facts
-from shadow_pool.train.unit import preprocess_of
+from shadow_pool.train.unit import preprocess_of, starting_model
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,9 @@ def open_target(
     members = members or find_sidecar(path)
     facts = read_facts(members) if members is not None else {}
     arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
-    shape, classes = pool.manifest.input_shape, len(data.records.classes)
     model = checkpoint.module
     if model is None:
-        model = build_model(arch or pool.spec.arch, parse_arm(arm).norm, classes=classes, input_shape=shape, seed=0)
+        model = starting_model(pool, arm, arch=arch)
         load_into(model, checkpoint)
     records, population = (
         compute_signals(
