@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.plain import short
 
 NORMS = ("batch", "none", "group", "layer", "affine")
 MODIFIERS = ("fit", "penalty(S)", "dp(EPSILON)")
@@ -29,7 +30,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
-            raise unknown_name("arm", self.norm, NORMS)
+            raise unknown_name("arm", self.norm[:60], NORMS)
         if self.fit and (self.norm == "batch" or self.dp is not None):
             raise UserError(
                 f"arm {self.norm}+fit: +fit matches the training loss of the batch arm and cannot be "
@@ -42,8 +43,6 @@ class Arm:
                 "arm batch+dp: BatchNorm mixes the records of a batch, so DP-SGD gives no guarantee; "
                 "use group+dp or none+dp"
             )
-        if self.dp is not None and self.dp <= 0:
-            raise UserError(f"arm {self.norm}+dp: epsilon must be above 0, got {self.dp:g}")
 
     @property
     def name(self) -> str:
@@ -66,8 +65,15 @@ def parse_arm(text: str) -> Arm:
         match = _MODIFIER.fullmatch(modifier)
         key = (match[1] or match[2]) if match else None
         if match is None or key is None:
-            raise unknown_name("arm modifier", modifier, MODIFIERS)
+            raise unknown_name("arm modifier", modifier[:60], MODIFIERS)
         if key in options:
-            raise UserError(f"arm {text!r}: modifier {key!r} is given twice; give it once")
-        options[key] = True if match[1] else float(match[3])
+            raise UserError(f"arm {short(text)}: modifier {key!r} is given twice; give it once")
+        options[key] = True if match[1] else _positive(text, key, float(match[3]))
     return Arm(norm, **options)  # type: ignore[arg-type]
+
+
+def _positive(text: str, key: str, number: float) -> float:
+    # Larger numbers would be spelled with a plus sign, which separates modifiers.
+    if not 1e-9 <= number <= 1e5:
+        raise UserError(f"arm {short(text)}: {key} must be between 1e-9 and 1e5, got {number:g}")
+    return number

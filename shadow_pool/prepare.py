@@ -2,17 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
+from shadow_pool.arms import parse_arm
 from shadow_pool.data.load import load_data, resolve_data_spec
 from shadow_pool.data.records import PoolData
+from shadow_pool.models.norms import has_batchnorm
 from shadow_pool.models.resolve import build_model, check_model
-from shadow_pool.spec import PoolSpec
-from shadow_pool.store.pool import Pool, check_fingerprint, create_pool, extend_pool, open_pool, planned_spec
+from shadow_pool.spec import PoolSpec, to_dict
+from shadow_pool.store.entry import weights_bytes
+from shadow_pool.store.grow import create_pool, extend_pool, planned_spec
+from shadow_pool.store.pool import Pool, check_fingerprint, open_pool
 from shadow_pool.train.precision import settle_precision
+from shadow_pool.train.usertrain import load_trainer
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Weights from a file that every model of a pool starts from.
+
+    ``name`` is how the spec calls them, with a hash of the file: a pool refuses any other. ``load`` copies them into
+    a model as built, or raises :class:`UserError` where they do not fit.
+    """
+
+    name: str
+    load: Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True)
+class PlannedPool:
+    """What a pool will be: its settled spec, its records, the state dict its models start from, if one is given.
+
+    ``exists`` tells whether there is a pool already.
+    """
+
+    spec: PoolSpec
+    data: PoolData
+    initial: dict[str, Tensor] | None
+    exists: bool
 
 
 def prepare_pool(
@@ -22,24 +54,52 @@ def prepare_pool(
     data_root: Path | None = None,
     download: bool = False,
     device: str = "cpu",
+    initial: InitialWeights | None = None,
 ) -> tuple[Pool, PoolData]:
     """The pool at ``path`` brought up to ``changes`` (nested plain values of a spec), and its records.
 
     A new pool is created; an existing one keeps its stored spec where ``changes`` is silent and grows in n and
-    arms. The architecture is tried on the records before anything is written. Raises :class:`UserError` for
+    arms. What the models need is tried on the records before anything is written. Raises :class:`UserError` for
     what the user can mend.
     """
+    planned = plan_pool(path, changes, data_root=data_root, download=download, device=device, initial=initial)
+    spec, data = planned.spec, planned.data
+    weights = weights_bytes(planned.initial) if planned.initial is not None else None
+    if not planned.exists:
+        create_pool(path, spec, data, initial=weights)
+        # Another process may have been first, with other settings.
+        spec, _ = planned_spec(path, to_dict(spec))
+    pool = open_pool(path)
+    check_fingerprint(pool, data)
+    return extend_pool(pool, spec, data, initial=weights), data
+
+
+def plan_pool(
+    path: Path,
+    changes: Mapping[str, Any],
+    *,
+    data_root: Path | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    initial: InitialWeights | None = None,
+) -> PlannedPool:
+    """What :func:`prepare_pool` would make at ``path``, tried on the records; writes nothing."""
+    if initial is not None:
+        changes = {**changes, "init": initial.name}
     spec, exists = planned_spec(path, changes)
     data = load_data(spec.data, seed=spec.seed, data_root=data_root, download=download)
     if not exists:
         spec = replace(
             spec, data=resolve_data_spec(spec.data, data), precision=settle_precision(spec.precision, device)
         )
-        _try_architecture(spec, data)
-        return create_pool(path, spec, data), data
-    pool = open_pool(path)
-    check_fingerprint(pool, data)
-    return extend_pool(pool, spec, data), data
+        if spec.init is not None and initial is None:
+            raise ValueError(f"initial must hold the weights that init = {spec.init!r} names, got None")
+    weights = open_pool(path).initial if exists and initial is None else None
+    if initial is not None:
+        weights, found = _initial_state(spec, data, initial)
+        data = replace(data, warnings=(*data.warnings, *found))
+    _try_models(spec, data, weights)
+    return PlannedPool(spec, data, weights, exists)
 
 
 def pool_data(pool: Pool, *, source: str | None = None, data_root: Path | None = None) -> PoolData:
@@ -50,7 +110,26 @@ def pool_data(pool: Pool, *, source: str | None = None, data_root: Path | None =
     return data
 
 
-def _try_architecture(spec: PoolSpec, data: PoolData) -> None:
+def _initial_state(spec: PoolSpec, data: PoolData, initial: InitialWeights) -> tuple[dict[str, Tensor], list[str]]:
+    """The state dict of the model as given with the initial weights in it, and warnings."""
+    shape = data.records.x.shape[1:]
+    model = build_model(spec.arch, "batch", classes=len(data.records.classes), input_shape=shape, seed=0)
+    initial.load(model)
+    warnings = []
+    if has_batchnorm(model):
+        warnings.append(
+            f"every model starts from {initial.name}: arms none and affine as the same function, BatchNorm's running "
+            "statistics folded into the weights; arms group and layer with its gamma and beta alone, as another "
+            "function, so compare them at equal fit"
+        )
+    return model.state_dict(), warnings
+
+
+def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> None:
+    """Refuse an architecture, in any arm, or a training function that cannot do with the records."""
     shape, classes = data.records.x.shape[1:], len(data.records.classes)
-    model = build_model(spec.arch, "batch", classes=classes, input_shape=shape, seed=0)
-    check_model(model, shape, classes)
+    for norm in dict.fromkeys(parse_arm(arm).norm for arm in spec.arms):
+        model = build_model(spec.arch, norm, classes=classes, input_shape=shape, seed=0, initial=initial)
+        check_model(model, shape, classes)
+    if spec.train is not None:
+        load_trainer(spec.train)

@@ -13,6 +13,7 @@ import tomli_w
 
 from shadow_pool.arms import parse_arm
 from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.plain import build, short
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,13 +24,14 @@ OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("cosine", "step", "constant")
 AUGMENTATIONS = ("none", "shift", "flip-shift")
 PRECISIONS = ("auto", "fp32", "bf16")
+MAX_MODELS = 100_000
 
 
 def _between(name: str, value: float, low: float, high: float = float("inf"), *, open_low: bool = False) -> None:
     if not (low < value if open_low else low <= value) or not value <= high:
         edge = "above" if open_low else "at least"
         above = "" if high == float("inf") else f" and at most {high:g}"
-        raise UserError(f"{name} must be {edge} {low:g}{above}, got {value:g}")
+        raise UserError(f"{name} must be {edge} {low:g}{above}, got {short(value)}")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -98,15 +100,16 @@ class Recipe:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("augmentation", self.augmentation, AUGMENTATIONS)
-        _between("lr", self.lr, 0, open_low=True)
+        _between("lr", self.lr, 0, 1e6, open_low=True)
         _between("momentum", self.momentum, 0, 1)
-        _between("weight_decay", self.weight_decay, 0)
-        _between("batch_size", self.batch_size, 1)
-        _between("epochs", self.epochs, 1)
+        _between("weight_decay", self.weight_decay, 0, 1e6)
+        # BatchNorm cannot take the variance of a single record.
+        _between("batch_size", self.batch_size, 2)
+        _between("epochs", self.epochs, 1, 1_000_000)
         _between("label_smoothing", self.label_smoothing, 0, 1)
         _between("gradient_clip", self.gradient_clip, 0)
         if any(epoch < 1 for epoch in self.evaluate_epochs):
-            raise UserError(f"evaluate_epochs must count from 1, got {list(self.evaluate_epochs)}")
+            raise UserError(f"evaluate_epochs must count from 1, got {short(list(self.evaluate_epochs))}")
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class PoolSpec:
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
+        _between("n", self.n, float("-inf"), MAX_MODELS)
         if self.n % 2:
             raise UserError(
                 f"n must be even, got {self.n}: models are trained in pairs on the two halves of one random split, "
@@ -152,6 +156,12 @@ class PoolSpec:
         if any(parse_arm(arm).fit for arm in names) and "batch" not in names:
             raise UserError(
                 f"arms {', '.join(names)}: +fit matches the training loss of the batch arm, which is missing; add batch"
+            )
+        ours = [arm for arm in names if "+" in arm]
+        if self.train is not None and ours:
+            raise UserError(
+                f"arms {', '.join(ours)}: +fit, +penalty and +dp belong to our training loop, whose place train = "
+                f"{self.train} takes; leave these arms out, or leave out --train"
             )
 
     @property
@@ -177,7 +187,7 @@ def to_dict(spec: PoolSpec) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any], *, where: str = "spec") -> PoolSpec:
     """Build a spec from nested plain values. Unknown keys and wrong types raise :class:`UserError`."""
-    return _build(PoolSpec, values, where)
+    return build(PoolSpec, values, where)
 
 
 def to_toml(spec: PoolSpec) -> str:
@@ -191,8 +201,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"spec file {path} does not exist; give the path of a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"spec file {path} is not readable TOML: {_one_line(error)}") from None
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: TOML, UTF-8, and integers too long to read
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"spec file {path} is not readable TOML: {reason}; mend it") from None
     from_dict(values, where=str(path))
     return values
 
@@ -219,38 +230,3 @@ def differences(ours: PoolSpec, theirs: PoolSpec) -> list[tuple[str, Any, Any]]:
         elif a != b:
             found.append((f.name, a, b))
     return found
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def _build(cls: type, values: Any, where: str) -> Any:
-    if not isinstance(values, Mapping):
-        raise UserError(f"{where} must be a table of settings, got {type(values).__name__}")
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in fields:
-            raise unknown_name(f"key in {where}", str(key), fields)
-        if key in _TABLES and cls is PoolSpec:
-            arguments[key] = _build(_TABLES[key], value, f"{where}, table [{key}]")
-        else:
-            arguments[key] = _typed(f"{where}: {key}", value, str(fields[key].type))
-    return cls(**arguments)
-
-
-def _typed(name: str, value: Any, annotation: str) -> Any:
-    """Check one value against the few field types a spec has; integers pass for floats."""
-    base = annotation.split(" | ")[0]
-    if base.startswith("tuple"):
-        item = "int" if "int" in base else "str"
-        if not isinstance(value, (list, tuple)):
-            raise UserError(f"{name} must be a list of {item}, got {value!r}")
-        return tuple(_typed(name, entry, item) for entry in value)
-    if base == "float" and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    kind = {"int": int, "float": float, "str": str}[base]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{name} must be {base}, got {value!r}")
-    return value

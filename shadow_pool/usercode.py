@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,13 +43,15 @@ def load_object(text: str, *, what: str) -> Any:
     return getattr(module, name)
 
 
-def describe(error: BaseException) -> str:
-    """An exception as one line: its type, its text, and the file and line it was raised at."""
+def describe(error: BaseException, *, within: Path | None = None) -> str:
+    """An exception as one line: its type, its text, and the file and line it was raised at.
+
+    Where the trace passes through the file ``within``, its last line there is named instead of what that called.
+    """
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    at = f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})" if trace else ""
+    places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [place for place in places if place[0] == within] or places
+    at = f" ({own[-1][0].name}, line {own[-1][1]})" if own else ""
     return " ".join(text.split()) + at
 
 

@@ -89,7 +89,6 @@ def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path)
         records.label[members],
         seed=pool.spec.seed,
         index=unit.index,
-        classes=len(records.classes),
         device=unit.device,
         on_epoch=measure,
     )

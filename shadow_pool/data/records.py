@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SUBSETS = ("clean", "mislabeled", "ood")
 
@@ -70,6 +73,8 @@ class Records:
 
     def to_frame(self, role: str) -> pd.DataFrame:
         """The columns of records.parquet for these rows; ``role`` is ``record`` or ``population``."""
+        import pandas as pd  # here, since workers never need it and it takes long to import
+
         return pd.DataFrame(
             {
                 "id": self.id,

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
+import dataclasses
+import errno
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from shadow_pool.errors import UserError
+from shadow_pool.plain import build
 from shadow_pool.signals import Signals
-from shadow_pool.store.manifest import file_sha256, write_atomically
+from shadow_pool.store.files import file_lock, file_sha256, read_sealed, write_atomically, write_sealed
 
 STATUSES = ("trained", "chance", "diverged")
 FILES = ("weights.safetensors", "phi.parquet", "population.parquet", "history.parquet")
+ADVICE = "run mia-audit pool verify --repair on the pool, then train-shadows again"
 
 
 @dataclass(frozen=True)
 class EntryInfo:
     """model.json: ``status`` is ``trained``, ``chance`` (no better than the largest class) or ``diverged``.
 
-    ``epsilon`` is what a +dp arm spent; ``reached`` whether a +fit arm got to its loss; ``files`` maps the
-    other files of the directory to their sha256; ``digest`` is the training digest of the pool's spec.
+    ``epsilon`` is what a +dp arm spent; ``reached`` whether a +fit arm got to its loss; ``digest`` is that of the
+    pool's manifest; ``files`` maps the other files of the directory to their sha256.
     """
 
     arm: str
@@ -47,12 +48,20 @@ class EntryInfo:
     population_accuracy: float | None
     digest: str
     software: dict[str, str]
-    files: dict[str, str]
+    files: dict[str, str] = field(default_factory=dict)
 
 
 def entry_path(pool: Path, arm: str, index: int) -> Path:
     """POOL/arms/ARM/0007"""
     return pool / "arms" / arm / f"{index:04d}"
+
+
+@contextmanager
+def entry_lock(entry: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the entry's lock; yields False at once when another process holds it and ``wait`` is False."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(entry.with_name(f".{entry.name}.lock"), wait=wait) as held:
+        yield held
 
 
 def temporary_path(entry: Path) -> Path:
@@ -61,65 +70,75 @@ def temporary_path(entry: Path) -> Path:
 
 
 @contextmanager
-def entry_lock(entry: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the entry's lock, which the system releases when its holder dies.
+def workspace(entry: Path) -> Iterator[Path]:
+    """The entry's temporary directory, new and empty, removed at the end unless it was committed.
 
-    Yields False at once when another process holds it and ``wait`` is False.
+    The caller holds the entry's lock. While it exists the model is in training; one that outlives its process
+    shows which model a killed worker was at.
     """
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(entry.with_name(f".{entry.name}.lock"), wait=wait) as held:
-        yield held
+    temporary = temporary_path(entry)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def file_lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """An exclusive flock on ``path``; the file stays behind, empty (removing it would race)."""
-    with path.open("ab") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+def clear_leftover(entry: Path, *, remove: bool = True) -> bool:
+    """Whether a killed process left the entry's temporary directory behind; it is removed unless told otherwise."""
+    if not temporary_path(entry).exists():
+        return False
+    with entry_lock(entry, wait=False) as held:
+        if held and remove:
+            shutil.rmtree(temporary_path(entry), ignore_errors=True)
+        return held
 
 
-def write_entry(
+def remove_entry(entry: Path) -> None:
+    """Remove a committed entry in one step for whoever reads it. The caller holds the entry's lock."""
+    with workspace(entry) as temporary:
+        entry.replace(temporary)
+
+
+def commit_entry(
     entry: Path,
-    info: dict[str, Any],
+    info: EntryInfo,
     *,
     state: dict[str, Tensor],
     records: Signals,
     population: Signals,
     history: pa.Table,
 ) -> EntryInfo:
-    """Write a whole entry and commit it. The caller holds the entry's lock.
+    """Write a whole entry into its workspace and commit it; returns what is there afterwards.
 
-    ``info`` holds the fields of :class:`EntryInfo` but ``files``.
+    Where locks do not reach (some network file systems) another process may have committed the same model
+    meanwhile: the first rename wins.
     """
     temporary = temporary_path(entry)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    # A clone each, since tied parameters share storage and safetensors refuses that.
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in state.items()}, temporary / FILES[0])
+    write_atomically(temporary / FILES[0], weights_bytes(state))
     write_signals(temporary / FILES[1], records)
     write_signals(temporary / FILES[2], population)
-    pq.write_table(history, temporary / FILES[3])
-    files = {name: file_sha256(temporary / name) for name in FILES}
-    (temporary / "model.json").write_text(json.dumps({**info, "files": files}, indent=2) + "\n", encoding="utf-8")
-    shutil.rmtree(entry, ignore_errors=True)
-    temporary.rename(entry)
-    return EntryInfo(**info, files=files)
+    write_atomically(temporary / FILES[3], parquet_bytes(history))
+    info = replace(info, files={name: file_sha256(temporary / name) for name in FILES})
+    write_sealed(temporary / "model.json", dataclasses.asdict(info))
+    try:
+        temporary.rename(entry)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return read_info(entry)
+    return info
 
 
 def read_info(entry: Path) -> EntryInfo:
     """model.json of an entry. Raises :class:`UserError` naming the file where it is damaged or misplaced."""
     path = entry / "model.json"
-    try:
-        info = EntryInfo(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise damaged(path, f"is not readable ({' '.join(str(error).split())})") from None
+    info = build(EntryInfo, read_sealed(path, advice=ADVICE), str(path), unknown="ignore")
     if (info.arm, f"{info.index:04d}") != (entry.parent.name, entry.name):
         raise damaged(path, f"belongs to arm {info.arm}, model {info.index}")
+    if info.status not in STATUSES:
+        raise damaged(path, f"has an unknown status {info.status!r}")
     return info
 
 
@@ -137,7 +156,20 @@ def check_file(entry: Path, info: EntryInfo, name: str) -> Path:
 
 def damaged(path: Path, what: str) -> UserError:
     """The error for a file of a pool that cannot be used as it is."""
-    return UserError(f"{path} {what}; run mia-audit pool verify --repair on the pool, then train-shadows again")
+    return UserError(f"{path} {what}; {ADVICE}")
+
+
+def weights_bytes(state: Mapping[str, Tensor]) -> bytes:
+    """A state dict as the bytes of a safetensors file; the same tensors give the same bytes."""
+    # A clone each, since tied parameters share storage and safetensors refuses that.
+    return bytes(save({name: value.detach().cpu().contiguous().clone() for name, value in state.items()}))
+
+
+def parquet_bytes(table: pa.Table, **options: object) -> bytes:
+    """A table as the bytes of a parquet file; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def write_signals(path: Path, signals: Signals) -> None:
@@ -146,17 +178,11 @@ def write_signals(path: Path, signals: Signals) -> None:
     columns["predicted"] = pa.array(signals.predicted.astype(np.int64))
     columns["predicted_probability"] = pa.array(signals.predicted_probability)
     columns["energy"] = pa.array(signals.energy)
-    sink = pa.BufferOutputStream()
     # Random mantissas neither compress nor repeat: plain pages read fastest.
-    pq.write_table(
-        pa.table(columns),
-        sink,
-        compression="none",
-        use_dictionary=False,
-        write_statistics=False,
-        write_page_checksum=True,
+    content = parquet_bytes(
+        pa.table(columns), compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
     )
-    write_atomically(path, sink.getvalue().to_pybytes())
+    write_atomically(path, content)
 
 
 def read_signals(path: Path, rows: slice | None = None) -> Signals:

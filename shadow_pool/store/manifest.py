@@ -14,18 +14,23 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from shadow_pool.errors import UserError
+from shadow_pool.plain import build, short
 from shadow_pool.queries import View
-from shadow_pool.spec import PoolSpec, from_dict, to_dict
+from shadow_pool.spec import PoolSpec, to_dict
+from shadow_pool.store.files import read_sealed, write_sealed
 
 PROTOCOL = 1
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of pool.json. ``files`` maps membership.npy and records.parquet to their sha256."""
+    """The content of pool.json.
+
+    ``files`` has the sha256 of records.parquet and of the first n rows of membership.npy, so that a reader of the
+    old pool.json is not disturbed while the pool grows.
+    """
 
     spec: PoolSpec
     fingerprint: str
@@ -38,49 +43,33 @@ class Manifest:
 
     def write(self, path: Path) -> None:
         """Write pool.json under a temporary name and rename it into place."""
-        body = {"protocol": PROTOCOL, **dataclasses.asdict(self), "spec": to_dict(self.spec)}
-        body["sha256"] = _checksum(body)
-        write_atomically(path, (json.dumps(body, indent=2) + "\n").encode())
+        write_sealed(path, {"protocol": PROTOCOL, **dataclasses.asdict(self), "spec": to_dict(self.spec)})
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all that decides what model ``i`` of an arm is: the records, and the spec but n and arms."""
+        values = {key: value for key, value in to_dict(self.spec).items() if key not in ("n", "arms")}
+        return hashlib.sha256(json.dumps([values, self.fingerprint], sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read pool.json. Raises :class:`UserError` where it is missing, edited, or of another protocol."""
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"no pool in {path.parent}: pool.json is missing; make one with mia-audit train-shadows"
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not readable: {' '.join(str(error).split())}; restore it from a copy") from None
-    if not isinstance(body, dict) or body.get("protocol") != PROTOCOL:
-        found = body.get("protocol") if isinstance(body, dict) else type(body).__name__
-        raise UserError(f"{path}: protocol must be {PROTOCOL}, got {found!r}; use the mia-audit that wrote this pool")
-    stated = body.pop("sha256", None)
-    if stated != _checksum(body):
-        raise UserError(f"{path} was changed after it was written (checksum differs); restore it from a copy")
-    return Manifest(
-        spec=from_dict(body["spec"], where=str(path)),
-        fingerprint=body["fingerprint"],
-        input_shape=tuple(body["input_shape"]),
-        views=tuple(View(**view) for view in body["views"]),
-        files=body["files"],
-        warnings=tuple(body["warnings"]),
-        software=body["software"],
-        created=body["created"],
+    if not path.exists():
+        raise UserError(f"no pool in {path.parent}: pool.json is missing; make one with mia-audit train-shadows")
+    body = read_sealed(
+        path, advice="restore it from a copy, or remove it and run train-shadows with the pool's options again"
     )
+    if body.get("protocol") != PROTOCOL:
+        found = short(body.get("protocol"))
+        raise UserError(f"{path}: protocol must be {PROTOCOL}, got {found}; use the mia-audit that wrote this pool")
+    return build(Manifest, body, str(path), unknown="ignore")
 
 
-def training_digest(spec: PoolSpec) -> str:
-    """sha256 of all in a spec that decides what one model is: everything but n and the list of arms."""
-    values = {key: value for key, value in to_dict(spec).items() if key not in ("n", "arms")}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def software_versions() -> dict[str, str]:
-    """Versions of what decides a model's bits, and of this package."""
+def software_versions(device: str = "cpu") -> dict[str, str]:
+    """Versions of what decides a model's bits, and of this package; ``machine`` is what computes on ``device``."""
     packages = ("mia-audit", "torch", "torchvision", "numpy", "scipy")
-    return {"python": platform.python_version(), "machine": _processor()} | {name: version(name) for name in packages}
+    machine = {"python": platform.python_version(), "machine": _processor(device)}
+    return machine | {name: version(name) for name in packages}
 
 
 def now() -> str:
@@ -88,31 +77,15 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def file_sha256(path: Path) -> str:
-    """sha256 (hex) of a file's bytes."""
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
-def _processor() -> str:
+def _processor(device: str) -> str:
     """Architecture and processor name: bits of float arithmetic are promised on one type only."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{platform.machine()} {names[0] if names else platform.processor()}".strip()
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -7,15 +7,15 @@ reading them need nothing new; only its membership differs: every row is the tar
 from __future__ import annotations
 
 import hashlib
-import io
 from dataclasses import replace
 
 import numpy as np
 
 from shadow_pool import seeds
-from shadow_pool.store.entry import file_lock
-from shadow_pool.store.manifest import file_sha256, now, software_versions, write_atomically
-from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.store.files import file_lock, write_atomically
+from shadow_pool.store.grow import write_pool
+from shadow_pool.store.manifest import now, software_versions
+from shadow_pool.store.pool import INITIAL, Pool, open_pool
 
 
 def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ...]) -> Pool:
@@ -34,12 +34,8 @@ def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ..
             known = open_pool(folder)
             n, arms = max(n, known.spec.n), tuple(dict.fromkeys([*known.spec.arms, *arms]))
         spec = replace(pool.spec, n=n, arms=arms, seed=seeds.integer(pool.spec.seed, "twins"))
-        buffer = io.BytesIO()
-        np.save(buffer, np.tile(member, (n, 1)), allow_pickle=False)
-        write_atomically(folder / "membership.npy", buffer.getvalue())
-        write_atomically(folder / "records.parquet", (pool.path / "records.parquet").read_bytes())
-        files = {name: file_sha256(folder / name) for name in ("membership.npy", "records.parquet")}
-        replace(pool.manifest, spec=spec, files=files, warnings=(), software=software_versions(), created=now()).write(
-            folder / "pool.json"
-        )
+        if pool.initial is not None:
+            write_atomically(folder / INITIAL, (pool.path / INITIAL).read_bytes())
+        manifest = replace(pool.manifest, spec=spec, warnings=(), software=software_versions(), created=now())
+        write_pool(folder, manifest, np.tile(member, (n, 1)), (pool.path / "records.parquet").read_bytes())
     return open_pool(folder)

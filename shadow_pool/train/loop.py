@@ -17,7 +17,7 @@ from shadow_pool.arms import Arm
 from shadow_pool.models.resolve import logits_of
 from shadow_pool.spec import Recipe
 from shadow_pool.train.penalty import penalty
-from shadow_pool.train.recipe import augment_epoch, batch_bounds, learning_rate, make_optimizer
+from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, learning_rate
 
 OnEpoch = Callable[[int, nn.Module, float], None]
 FIT_LIMIT = 10
@@ -29,7 +29,7 @@ class TrainingJob:
     """What decides one model's training, besides its initial weights and records.
 
     ``seed`` and ``index`` fix batch order and augmentation: the same in every arm. ``fit_loss`` is the mean
-    training loss at which a +fit arm stops.
+    training loss at which a +fit arm stops; without one (its ``batch`` model diverged) it trains as others do.
     """
 
     arm: Arm
@@ -74,7 +74,7 @@ def train_model(
         return train_private(model, x, label, job, preprocess=preprocess, on_epoch=on_epoch)
     model.to(job.device)
     inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
-    limit = job.recipe.epochs * (FIT_LIMIT if job.arm.fit else 1)
+    limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
     epochs = _epochs(model, inputs, labels, job, preprocess, limit)
     loss, reached, epoch = math.nan, False, 0
     with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
@@ -84,7 +84,7 @@ def train_model(
             if on_epoch is not None:
                 on_epoch(epoch, model, loss)
             reached = job.fit_loss is not None and loss <= job.fit_loss
-            if job.arm.fit and reached:
+            if reached:
                 break
     return TrainingOutcome(
         epochs=epoch, loss=loss, diverged=not math.isfinite(loss), reached=reached if job.arm.fit else None
@@ -101,8 +101,7 @@ def _epochs(
 ) -> Iterator[float]:
     """Train epoch by epoch, yielding each one's mean training loss (NaN as soon as a loss is not finite)."""
     recipe = job.recipe
-    optimizer = make_optimizer(model, recipe)
-    parameters = optimizer.param_groups[0]["params"]
+    optimizer = Optimizer(model, recipe)
     bounds = batch_bounds(len(labels), recipe.batch_size)
     steps, step = recipe.epochs * len(bounds), 0
     for epoch in range(limit):
@@ -112,19 +111,14 @@ def _epochs(
         model.train()
         total = torch.zeros((), device=inputs.device)
         for start, stop in bounds:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, step, steps)
             with autocast(job.device, job.precision):
                 logits = logits_of(model(preprocess(x[start:stop])))
             loss = cross_entropy(logits.float(), y[start:stop], recipe.label_smoothing)
             total += loss.detach() * (stop - start)
             if job.arm.penalty:
                 loss = loss + job.arm.penalty * penalty(model)
-            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            if recipe.gradient_clip:
-                nn.utils.clip_grad_norm_(parameters, recipe.gradient_clip)
-            optimizer.step()
+            optimizer.step(learning_rate(recipe, step, steps))
             step += 1
         yield float(total) / len(labels)
 

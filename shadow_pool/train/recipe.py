@@ -3,23 +3,61 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from shadow_pool.queries import shift_images
 from shadow_pool.spec import Recipe
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, *, fused: bool = True) -> torch.optim.Optimizer:
-    """SGD with momentum or AdamW over the parameters that require a gradient."""
+class Optimizer:
+    """SGD with momentum or AdamW over the parameters that require a gradient, by torch's fused kernels.
+
+    Does what ``torch.optim.SGD`` and ``AdamW`` do through their functional forms, because the first step of the
+    classes imports torch's compiler: three seconds of processor time in every worker.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        moments = 1 if recipe.optimizer == "sgd" else 2
+        self._moments = [[torch.zeros_like(p) for p in self._parameters] for _ in range(moments)]
+        self._steps = [torch.zeros((), device=p.device) for p in self._parameters]
+
+    @torch.no_grad()
+    def step(self, lr_per_step: float) -> None:
+        """Clip the gradients as the recipe says, move every parameter that has one, and drop the gradients."""
+        recipe = self._recipe
+        if recipe.gradient_clip:
+            nn.utils.clip_grad_norm_(self._parameters, recipe.gradient_clip)
+        rows = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        parameters, steps = [self._parameters[i] for i in rows], [self._steps[i] for i in rows]
+        gradients: list[Any] = [p.grad for p in parameters]
+        moments: list[list[Any]] = [[values[i] for i in rows] for values in self._moments]
+        options: dict[str, Any] = {"lr": lr_per_step, "weight_decay": recipe.weight_decay, "maximize": False}
+        if recipe.optimizer == "sgd":
+            options |= {"momentum": recipe.momentum, "dampening": 0.0, "nesterov": False}
+            sgd(parameters, gradients, moments[0], fused=True, **options)
+        else:
+            options |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+            adamw(parameters, gradients, moments[0], moments[1], [], steps, fused=True, **options)
+        for p in parameters:
+            p.grad = None
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    """The same as a torch.optim.Optimizer, for what wraps one (Opacus)."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if recipe.optimizer == "sgd":
         return torch.optim.SGD(
-            parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=fused
+            parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay, fused=True
         )
-    return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=fused)
+    return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay, fused=True)
 
 
 def learning_rate(recipe: Recipe, step: int, steps: int) -> float:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from typing import Any
 
-import pyarrow as pa
 from safetensors.torch import load_file
 from torch import nn
 
-from shadow_pool.arms import parse_arm
-from shadow_pool.data.records import PoolData, Records
-from shadow_pool.models.resolve import build_model
+from shadow_pool.data.records import PoolData
+from shadow_pool.errors import UserError
 from shadow_pool.signals import Signals, compute_signals
-from shadow_pool.store.entry import check_file, read_info, read_signals, write_signals
+from shadow_pool.store.entry import check_file, entry_lock, read_signals, write_signals
+from shadow_pool.store.files import file_sha256, read_sealed, write_sealed
 from shadow_pool.store.pool import Pool
-from shadow_pool.train.unit import preprocess_of
+from shadow_pool.train.unit import preprocess_of, starting_model
 
 FILES = ("phi-batch.parquet", "population-batch.parquet")
 
 
-def stored_model(pool: Pool, arm: str, index: int, classes: int) -> nn.Module:
+def stored_model(pool: Pool, arm: str, index: int) -> nn.Module:
     """Model ``index`` of an arm with its trained weights, in eval mode."""
     entry = pool.entry(arm, index)
-    path = check_file(entry, read_info(entry), "weights.safetensors")
-    shape = pool.manifest.input_shape
-    model = build_model(pool.spec.arch, parse_arm(arm).norm, classes=classes, input_shape=shape, seed=0)
+    path = check_file(entry, pool.info(arm, index), "weights.safetensors")
+    model = starting_model(pool, arm)
     model.load_state_dict(load_file(path))
     return model.eval()
 
@@ -32,25 +31,26 @@ def stored_model(pool: Pool, arm: str, index: int, classes: int) -> nn.Module:
 def batch_mode_signals(pool: Pool, data: PoolData, arm: str, index: int) -> tuple[Signals, Signals]:
     """Signals of one model on records and population through the statistics of fixed batches.
 
-    Computed once, then read from ``phi-batch.parquet`` and ``population-batch.parquet``, whose pages carry
-    checksums; a damaged file is computed again.
+    Computed once, then read from ``phi-batch.parquet`` and ``population-batch.parquet``, which ``batch.json``
+    ties to the weights; what is damaged is computed again. Where the pool cannot be
+    written they are computed each time.
     """
-    entry = pool.entry(arm, index)
+    entry, info = pool.entry(arm, index), pool.info(arm, index)
+    weights = info.files["weights.safetensors"]
     try:
-        return read_signals(entry / FILES[0]), read_signals(entry / FILES[1])
-    except (OSError, pa.ArrowException, KeyError):
-        model = stored_model(pool, arm, index, len(data.records.classes))
-    parts: Sequence[Records] = (data.records, data.population)
-    found = []
-    for name, part in zip(FILES, parts, strict=True):
-        signals = compute_signals(
-            model,
-            part.x,
-            part.label,
-            preprocess=preprocess_of(pool),
-            views=pool.manifest.views,
-            query_mode="batch",
-        )
-        write_signals(entry / name, signals)
-        found.append(signals)
-    return found[0], found[1]
+        made = read_sealed(entry / "batch.json", advice="it is computed again")
+        if made["weights"] == weights and made["files"] == {name: file_sha256(entry / name) for name in FILES}:
+            return read_signals(entry / FILES[0]), read_signals(entry / FILES[1])
+    except (UserError, OSError, KeyError):
+        pass
+    model = stored_model(pool, arm, index)
+    ask: dict[str, Any] = {"preprocess": preprocess_of(pool), "views": pool.manifest.views, "query_mode": "batch"}
+    records, population = (
+        compute_signals(model, part.x, part.label, **ask) for part in (data.records, data.population)
+    )
+    with contextlib.suppress(OSError), entry_lock(entry, wait=True):
+        write_signals(entry / FILES[0], records)
+        write_signals(entry / FILES[1], population)
+        files = {name: file_sha256(entry / name) for name in FILES}
+        write_sealed(entry / "batch.json", {"weights": weights, "files": files})
+    return records, population

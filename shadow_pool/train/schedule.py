@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import joblib
-from joblib.externals.loky import get_reusable_executor
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
-from shadow_pool.store.entry import temporary_path
+from shadow_pool.errors import UserError
+from shadow_pool.store.entry import clear_leftover
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.unit import Receipt, TrainingData, Unit, train_unit
+from shadow_pool.train.workers import run_in_workers
 
-STRIKES = 3
-"""A unit that was in flight this many times when a worker died is given up and reported."""
+STILLBORN = 3
+"""Training stops when workers die this many times in a row with no model in flight."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +43,26 @@ def train_pool(
     """Train every model the pool lacks, one single-threaded process per core.
 
     Arms whose length depends on another arm (+fit) come after it. A model that fails is reported in its receipt
-    and the rest goes on; a worker that dies is replaced and its model tried again. An interrupt loses only the
-    models in flight.
+    and the rest goes on; a worker that dies is replaced and its model tried again. An interrupt, or the death of
+    this process, loses only the models in flight. Which process trains a model changes none of its bits.
 
     Args:
-        workers: processes (default: one per core; on a GPU one per device).
+        workers: processes (default: one per core; on a GPU one per device). One worker is this process itself.
         scheduler: address of a Dask scheduler whose workers see the pool's folder.
         indices: train these models only (each arm), for Slurm arrays and the like.
 
     Returns:
         One receipt per model that was missing.
+
+    Raises:
+        OSError: the disk is full or read-only; what was committed is kept.
+        UserError: workers die before they train anything.
     """
     lean = TrainingData.of(data)
     chosen = indices if indices is not None else range(pool.spec.n)
-    units = [
-        Unit(pool.path, arm, index, device) for arm in pool.spec.arms for index in pool.missing(arm) if index in chosen
-    ]
+    # A worker on another machine starts in a folder of its own.
+    path = pool.path.resolve()
+    units = [Unit(path, arm, index, device) for arm in pool.spec.arms for index in pool.missing(arm) if index in chosen]
     phases = [[u for u in units if parse_arm(u.arm).fit is fit] for fit in (False, True)]
     receipts: list[Receipt] = []
     for phase in phases:
@@ -74,53 +76,55 @@ def worker_count(workers: int | None, device: str) -> int:
     """Processes to train in: as asked, or one per core (on a GPU one)."""
     if workers is not None:
         return workers
-    return len(os.sched_getaffinity(0)) if device == "cpu" else 1
+    return joblib.cpu_count() if device == "cpu" else 1
 
 
 def _run(units: list[Unit], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
-    """Run units to their receipts, in rounds: a round ends early when a worker dies."""
-    strikes: dict[Unit, int] = {}
-    while units:
-        left, busy = dict.fromkeys(units), []
+    """Run units to their receipts, in rounds: a round ends early when a worker dies.
+
+    The models in flight then, any of which may have killed it, are tried again after the others, by half the
+    workers each time (memory may have been short), and given up once their worker dies while they train alone.
+    """
+    deaths: Counter[Unit] = Counter()
+    stillborn = 0
+    left = dict.fromkeys(units)
+    while left:
+        fewest = min(deaths[unit] for unit in left)
+        width = max(1, workers >> fewest)
+        batch = [unit for unit in left if deaths[unit] == fewest]
+        if fewest and width == 1:
+            batch = batch[:1]
+        for unit in batch:
+            clear_leftover(unit.entry)
         try:
-            for receipt in _round(units, data, workers, scheduler):
+            for receipt in _round(batch, data, 1 if workers == 1 else max(2, width), scheduler):
+                stillborn = 0
                 del left[receipt.unit]
                 if receipt.outcome == "busy":
-                    busy.append(replace(receipt.unit, wait=True))
+                    left[replace(receipt.unit, wait=True)] = None
                 else:
                     yield receipt
-        except (TerminatedWorkerError, BrokenProcessPool):
-            # Uncommitted directories show which units were in flight; any of them may have killed the worker.
-            for unit in left:
-                strikes[unit] = strikes.get(unit, 0) + temporary_path(unit.entry).exists()
-        for unit in [u for u in left if strikes.get(u, 0) >= STRIKES]:
-            del left[unit]
-            yield Receipt(unit, "failed", message=f"its worker died {STRIKES} times (out of memory?)")
-        units = [*left, *busy]
+        except BrokenProcessPool:
+            suspects = [unit for unit in batch if unit in left and clear_leftover(unit.entry)]
+            stillborn = 0 if suspects else stillborn + 1
+            if stillborn == STILLBORN:
+                raise UserError(
+                    f"workers died {STILLBORN} times before they trained anything; free memory, or use fewer --workers"
+                ) from None
+            for unit in suspects:
+                deaths[unit] += 1
+                if fewest and width == 1:
+                    del left[unit]
+                    yield Receipt(unit, "failed", message="its worker died while it trained alone (out of memory?)")
 
 
 def _round(units: list[Unit], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
-    if scheduler is not None:
-        from shadow_pool.train.cluster import dask_backend
-
-        with dask_backend(scheduler, units[0].pool):
-            yield from joblib.Parallel(return_as="generator_unordered")(
-                joblib.delayed(train_unit)(unit, data) for unit in units
-            )
+    calls = [(unit, data) for unit in units]
+    if scheduler is None:
+        yield from run_in_workers(train_unit, calls, workers=workers)
         return
-    parallel = joblib.Parallel(
-        n_jobs=min(workers, len(units)), batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
-    )
-    with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
-        try:
-            yield from parallel(joblib.delayed(_in_worker)(unit, data, os.getpid()) for unit in units)
-        except KeyboardInterrupt:
-            get_reusable_executor().shutdown(wait=False, kill_workers=True)
-            raise
+    from shadow_pool.train.cluster import dask_backend, train_on_worker
 
-
-def _in_worker(unit: Unit, data: TrainingData, parent: int) -> Receipt:
-    """In a worker process an interrupt is the parent's business: it ends its workers itself."""
-    if os.getpid() != parent and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return train_unit(unit, data)
+    with dask_backend(scheduler, units[0].pool, data):
+        parallel = joblib.Parallel(batch_size=1, pre_dispatch="all", return_as="generator_unordered")
+        yield from parallel(joblib.delayed(train_on_worker)(*call) for call in calls)

@@ -18,7 +18,8 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.membership import draw_coins
-from shadow_pool.store.manifest import write_atomically
+from shadow_pool.store.entry import parquet_bytes
+from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.unit import train_for_pool
 
@@ -45,6 +46,11 @@ def train_target(
     """
     arm = parse_arm(arm).name
     member = draw_coins(seed, len(data.records))
+    if member.sum() < 2:
+        raise UserError(
+            f"seed {seed} draws {int(member.sum())} members of {len(member)} records, at least 2 are needed; "
+            "use another --seed"
+        )
     model, outcome = train_for_pool(
         pool,
         arm,
@@ -52,7 +58,6 @@ def train_target(
         data.records.label[member],
         seed=seeds.integer(seed, "target"),
         index=0,
-        classes=len(data.records.classes),
         device=device,
         fit_loss=_usual_loss(pool) if parse_arm(arm).fit else None,
     )
@@ -91,6 +96,4 @@ def _usual_loss(pool: Pool) -> float:
 def _write_members(path: Path, ids: np.ndarray, member: np.ndarray, facts: dict[str, object]) -> None:
     table = pa.table({"id": pa.array(ids, pa.string()), "member": pa.array(member)})
     table = table.replace_schema_metadata({METADATA_KEY: json.dumps(facts).encode()})
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
-    write_atomically(path, sink.getvalue().to_pybytes())
+    write_atomically(path, parquet_bytes(table))

@@ -20,11 +20,13 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 from shadow_pool.signals import compute_signals
-from shadow_pool.store.entry import EntryInfo, entry_lock, entry_path, read_info, temporary_path, write_entry
-from shadow_pool.store.manifest import software_versions, training_digest
+from shadow_pool.store.entry import EntryInfo, commit_entry, entry_lock, entry_path, workspace
+from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.train.history import History, at_chance
 from shadow_pool.train.loop import OnEpoch, TrainingJob, TrainingOutcome, train_model
+from shadow_pool.train.usertrain import train_by_user
+from shadow_pool.usercode import describe
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ class TrainingData:
     subset: np.ndarray
     population_x: np.ndarray
     population_label: np.ndarray
-    classes: int
 
     @classmethod
     def of(cls, data: PoolData) -> TrainingData:
@@ -77,26 +78,27 @@ class TrainingData:
             subset=records.subset.astype("U10"),
             population_x=population.x,
             population_label=population.label,
-            classes=len(records.classes),
         )
 
 
 def train_unit(unit: Unit, data: TrainingData) -> Receipt:
-    """Train and commit one model under its lock. Never raises: a failure is in the receipt."""
+    """Train and commit one model under its lock.
+
+    A failure is in the receipt; an OSError is raised, since a disk that is full or read-only stops every model.
+    """
     try:
         with one_thread(), entry_lock(unit.entry, wait=unit.wait) as held:
             if unit.entry.exists():
                 return Receipt(unit, "present")
             if not held:
                 return Receipt(unit, "busy")
-            temporary_path(unit.entry).mkdir(exist_ok=True)
-            info, images = _train_and_commit(open_pool(unit.pool), unit, data)
+            with workspace(unit.entry):
+                info, images = _train_and_commit(open_pool(unit.pool), unit, data)
             return Receipt(unit, info.status, info.seconds, images)
+    except OSError:
+        raise
     except Exception as error:
-        text = " ".join(str(error).split())
-        return Receipt(
-            unit, "failed", message=text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
-        )
+        return Receipt(unit, "failed", message=str(error) if isinstance(error, UserError) else describe(error))
 
 
 def train_for_pool(
@@ -107,7 +109,6 @@ def train_for_pool(
     *,
     seed: int,
     index: int,
-    classes: int,
     device: str = "cpu",
     fit_loss: float | None = None,
     on_epoch: OnEpoch | None = None,
@@ -115,11 +116,9 @@ def train_for_pool(
     """Build and train one model by the pool's recipe on the given members: shadows, targets and twins alike.
 
     ``seed`` and ``index`` fix initial weights, batch order and augmentation, the same in every arm: layers that
-    two arms share start equal.
+    two arms share start equal. A user's own training function takes the recipe's place.
     """
-    norm = parse_arm(arm).norm
-    weights = seeds.integer(seed, "weights", index)
-    model = build_model(pool.spec.arch, norm, classes=classes, input_shape=pool.manifest.input_shape, seed=weights)
+    model = starting_model(pool, arm, seed=seeds.integer(seed, "weights", index))
     job = TrainingJob(
         arm=parse_arm(arm),
         recipe=pool.spec.recipe,
@@ -129,9 +128,26 @@ def train_for_pool(
         precision=pool.spec.precision,
         fit_loss=fit_loss,
     )
+    preprocess = preprocess_of(pool)
     with one_thread():
-        outcome = train_model(model, x, label, job, preprocess=preprocess_of(pool), on_epoch=on_epoch)
-    return model, outcome
+        if pool.spec.train is not None:
+            return model, train_by_user(pool.spec.train, model, x, label, job, preprocess=preprocess)
+        return model, train_model(model, x, label, job, preprocess=preprocess, on_epoch=on_epoch)
+
+
+def starting_model(pool: Pool, arm: str, *, seed: int = 0, arch: str | None = None) -> nn.Module:
+    """A model of an arm as its training starts: drawn from ``seed``, or the pool's initial weights.
+
+    ``arch`` takes the place of the pool's architecture, its initial weights then left aside.
+    """
+    return build_model(
+        arch or pool.spec.arch,
+        parse_arm(arm).norm,
+        classes=len(pool.spec.data.classes),
+        input_shape=pool.manifest.input_shape,
+        seed=seed,
+        initial=pool.initial if arch is None else None,
+    )
 
 
 @contextmanager
@@ -163,7 +179,6 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
         data.label[member],
         seed=pool.spec.seed,
         index=unit.index,
-        classes=data.classes,
         device=unit.device,
         fit_loss=fit_loss,
         on_epoch=history,
@@ -178,38 +193,35 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
         status = "diverged"
     elif at_chance(correct[member], data.label[member]):
         status = "chance"
-    info = {
-        "arm": unit.arm,
-        "index": unit.index,
-        "seed": pool.spec.seed,
-        "status": status,
-        "seconds": round(time.perf_counter() - started, 3),
-        "epochs": outcome.epochs,
-        "loss": outcome.loss if np.isfinite(outcome.loss) else None,
-        "reached": outcome.reached,
-        "epsilon": outcome.epsilon,
-        "member_accuracy": _mean(correct[member]),
-        "nonmember_accuracy": _mean(correct[~member]),
-        "population_accuracy": _mean(population.predicted == data.population_label),
-        "digest": training_digest(pool.spec),
-        "software": software_versions(),
-    }
-    entry = write_entry(
+    info = EntryInfo(
+        arm=unit.arm,
+        index=unit.index,
+        seed=pool.spec.seed,
+        status=status,
+        seconds=round(time.perf_counter() - started, 3),
+        epochs=outcome.epochs,
+        loss=outcome.loss if np.isfinite(outcome.loss) else None,
+        reached=outcome.reached,
+        epsilon=outcome.epsilon,
+        member_accuracy=_mean(correct[member]),
+        nonmember_accuracy=_mean(correct[~member]),
+        population_accuracy=_mean(population.predicted == data.population_label),
+        digest=pool.manifest.digest,
+        software=software_versions(unit.device),
+    )
+    info = commit_entry(
         unit.entry, info, state=model.state_dict(), records=records, population=population, history=history.table()
     )
-    return entry, outcome.epochs * int(member.sum())
+    return info, outcome.epochs * int(member.sum())
 
 
 def _loss_to_reach(pool: Pool, unit: Unit) -> float | None:
+    """The loss a +fit arm trains to; None for other arms, and where the batch model diverged and has none."""
     if not parse_arm(unit.arm).fit:
         return None
-    batch = pool.entry("batch", unit.index)
-    if not batch.exists():
+    if not pool.entry("batch", unit.index).exists():
         raise UserError(f"+fit needs model {unit.index} of the batch arm, which is not trained; train it first")
-    loss = read_info(batch).loss
-    if loss is None:
-        raise UserError(f"+fit needs the training loss of model {unit.index} of the batch arm, which diverged")
-    return loss
+    return pool.info("batch", unit.index).loss
 
 
 def _mean(values: np.ndarray) -> float | None:

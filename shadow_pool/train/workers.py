@@ -1,0 +1,64 @@
+"""Worker processes: single-threaded, deaf to the terminal's Ctrl-C, dead within a second of their parent's death."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import joblib
+
+T = TypeVar("T")
+
+
+def run_in_workers(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], *, workers: int) -> Iterator[T]:
+    """``function(*call)`` of each call in worker processes, yielded as they end; in this process for one worker.
+
+    Workers start once (seconds, to import torch) and are kept for later calls of this function. Large arrays
+    among the arguments are shared by memory map. Ending the iteration early, by an interrupt say, kills them.
+
+    Raises:
+        concurrent.futures.process.BrokenProcessPool: a worker died; all are gone by then.
+    """
+    parallel = joblib.Parallel(n_jobs=workers, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+        with _interrupts_held():
+            results = parallel(joblib.delayed(_call)(os.getpid(), function, call) for call in calls)
+        yield from results
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started in the block never see SIGINT; one that this process gets meanwhile comes at its end.
+
+    A terminal sends Ctrl-C to every process of the group. Ending workers is the parent's business; a worker that
+    hears it too, while it still imports, prints a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _call(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    if os.getpid() != parent:
+        _die_with(parent)
+    return function(*arguments)
+
+
+@functools.cache
+def _die_with(parent: int) -> None:
+    """A killed parent cannot end its workers: each watches for it, so that none trains on for nobody."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
