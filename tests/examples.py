@@ -233,7 +233,7 @@ def pool_audit(
     curves: dict = {}
     for arm in arms:
         curves |= _curves(arm, membership, table[arm], records.subset)
-    bands = {key: (fpr, np.maximum(tpr - 0.02, 0), np.minimum(tpr + 0.02, 1)) for key, (fpr, tpr) in curves.items()}
+    bands = {key: _band(fpr, tpr) for key, (fpr, tpr) in curves.items() if key[1] == "all"}
     return AuditResult(
         kind="pool",
         created=CREATED,
@@ -251,6 +251,12 @@ def pool_audit(
         cells={arm: (membership.ravel(), table[arm].ravel()) for arm in arms},
         arms=_arm_summaries(pools),
     )
+
+
+def _band(fpr: np.ndarray, tpr: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    levels = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3])
+    at = np.array([tpr[fpr <= level].max() for level in levels])
+    return levels, 0.85 * at, np.minimum(1.15 * at, 1)
 
 
 def _means(score: np.ndarray, where: np.ndarray) -> np.ndarray:

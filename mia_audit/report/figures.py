@@ -90,8 +90,9 @@ def to_svg(figure: Figure, *, name: str, alt: str) -> str:
 def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -> None:
     """ROC curves of ``keys``, pairs of (arm, subset), on log-log axes with the chance line.
 
-    A curve's 95 % band is shaded where the result holds one; bars are the intervals of the audit's table at its
-    resolved FPRs, set slightly apart. Curves are named by subset, or by arm where they differ in arm.
+    A curve's 95 % band is shaded where the result holds one, drawn straight between the FPRs it was computed at;
+    bars are the intervals of the audit's table at its resolved FPRs, set slightly apart. Curves are named by subset,
+    or by arm where they differ in arm.
     """
     by_arm = len({arm for arm, _ in keys}) > 1
     smallest = min((fpr[fpr > 0].min() for fpr, _ in (result.curves[key] for key in keys) if (fpr > 0).any()))
@@ -104,8 +105,7 @@ def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -
         axes.plot(grid, _step(*result.curves[key], grid), color=colour, linestyle=dash, linewidth=1.8, label=label)
         if key in result.bands:
             fpr, low, high = result.bands[key]
-            floor = np.nan_to_num(_step(fpr, low, grid), nan=left / 10)
-            axes.fill_between(grid, floor, _step(fpr, high, grid), color=colour, alpha=0.15, linewidth=0)
+            axes.fill_between(fpr, np.maximum(low, left / 10), high, color=colour, alpha=0.15, linewidth=0)
         _interval_bars(axes, result, key, colour, 1.09 ** (place - (len(keys) - 1) / 2))
     axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.3))
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
