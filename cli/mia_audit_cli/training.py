@@ -53,10 +53,20 @@ def train_shadows(
     changes: dict[str, Any],
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
+    from mia_audit.initial import initial_weights
     from shadow_pool.prepare import prepare_pool
 
     chosen = _indices(indices)
-    opened, records = prepare_pool(pool, changes, data_root=data_root, download=download, device=device)
+    if init is not None:
+        changes["init"] = str(init)
+    opened, records = prepare_pool(
+        pool,
+        changes,
+        data_root=data_root,
+        download=download,
+        device=device,
+        initial=initial_weights(changes),
+    )
     warn(opened.manifest.warnings, quiet=quiet)
     _train(opened, records, workers=workers, scheduler=scheduler, indices=chosen, device=device, quiet=quiet)
     if not quiet:

@@ -10,11 +10,10 @@ from torch import nn
 
 from mia_audit.evidence import ArmEvidence
 from mia_audit.results import LayerRatio
-from shadow_pool.arms import parse_arm
 from shadow_pool.models.norms import batchnorm_layers, ratios
-from shadow_pool.models.resolve import build_model
 from shadow_pool.store.entry import check_file
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.unit import starting_model
 
 
 def layer_ratios(
@@ -63,8 +62,7 @@ def pool_ratios(pool: Pool, evidence: ArmEvidence) -> list[LayerRatio]:
 
     Reads the BatchNorm tensors alone, not whole weights.
     """
-    shape, classes = pool.manifest.input_shape, len(pool.spec.data.classes)
-    model = build_model(pool.spec.arch, parse_arm(evidence.arm).norm, classes=classes, input_shape=shape, seed=0)
+    model = starting_model(pool, evidence.arm)
     kinds = layer_kinds(model)
     if not kinds:
         return []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mia_audit.evidence import reference_arms, usable_models
+from mia_audit.initial import initial_weights
 from mia_audit.studies.judge import summarize
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from shadow_pool.data.records import PoolData
@@ -47,10 +48,20 @@ class StudySetup:
     query_mode: str = "eval"
     on_progress: Callable[[Progress], None] = _silent
 
-    def values(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """``defaults`` with the user's settings in their place, checked."""
+    def values(self, defaults: Mapping[str, Any], *, compares: bool = False) -> dict[str, Any]:
+        """``defaults`` with the user's settings in their place, checked before anything is trained.
+
+        Raises :class:`UserError` where they are no spec, or lack the arm ``batch`` or, for a study that
+        ``compares`` with an arm without BatchNorm, one of ``none`` and ``group``.
+        """
         values = merge(defaults, self.changes)
-        from_dict(values)
+        arms = from_dict(values).arms
+        if "batch" not in arms or (compares and not {"none", "group"} & set(arms)):
+            needed = "batch, and none or group," if compares else "batch"
+            raise UserError(
+                f"this study must have the arm {needed} among its arms, got {', '.join(arms)}; "
+                f"use --arms {','.join(defaults['arms'])} or name them with yours"
+            )
         return values
 
 
@@ -88,8 +99,8 @@ class StudyPool:
         found = dict(reference_arms(self.pool)[0])
         if "epochs" not in found:
             raise UserError(
-                f"the pool {self.pool.path} must have a batch arm and a none or group arm that train, has "
-                f"{', '.join(self.pool.spec.arms)}; use --arms batch,none,group, or train longer (--epochs)"
+                f"the pool {self.pool.path} must have a batch arm and a none or group arm whose models train, found "
+                "none that do; use --arms batch,none,group, train longer (--epochs) or lower --lr"
             )
         return found
 
@@ -97,7 +108,12 @@ class StudyPool:
 def study_pool(setup: StudySetup, values: Mapping[str, Any], *, folder: str = "pool") -> StudyPool:
     """The pool of ``values`` under the study's folder, trained as far as it lacks."""
     pool, data = prepare_pool(
-        setup.out / folder, values, data_root=setup.data_root, download=setup.download, device=setup.device
+        setup.out / folder,
+        values,
+        data_root=setup.data_root,
+        download=setup.download,
+        device=setup.device,
+        initial=initial_weights(values),
     )
     receipts = train_pool(
         pool,
