@@ -17,7 +17,8 @@ def _sequence(seed: int, purpose: str, index: tuple[int, ...]) -> np.random.Seed
     if seed < 0:
         raise ValueError(f"seed must be a non-negative integer, got {seed}")
     word = int.from_bytes(hashlib.sha256(purpose.encode()).digest()[:8], "little")
-    return np.random.SeedSequence([seed, word, *index])
+    # The length of the index belongs to the key: NumPy pads entropy with zeros, so (1,) and (1, 0) would be one.
+    return np.random.SeedSequence([seed, word, len(index), *index])
 
 
 def stream(seed: int, purpose: str, *index: int) -> np.random.Generator:

@@ -133,16 +133,16 @@ class PoolSpec:
     recipe: Recipe = field(default_factory=Recipe)
 
     def __post_init__(self) -> None:
-        _between("n", self.n, float("-inf"), MAX_MODELS)
+        if self.n < 4:
+            raise UserError(
+                f"n must be at least 4, got {short(self.n)}: with the target's pair left out nothing would remain to "
+                "compare it with; use --n 4 or more (a pool's own report needs 6)"
+            )
+        _between("n", self.n, 4, MAX_MODELS)
         if self.n % 2:
             raise UserError(
                 f"n must be even, got {self.n}: models are trained in pairs on the two halves of one random split, "
                 f"so that every record is in exactly half of them; use --n {self.n + 1}"
-            )
-        if self.n < 4:
-            raise UserError(
-                f"n must be at least 4, got {self.n}: with the target's pair left out nothing would remain to "
-                "compare it with; use --n 4 or more (a pool's own report needs 6)"
             )
         _between("seed", self.seed, 0, 2**63 - 1)
         _between("queries", self.queries, 1, 64)
