@@ -106,7 +106,7 @@ def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -
         if key in result.bands:
             fpr, low, high = result.bands[key]
             axes.fill_between(fpr, np.maximum(low, left / 10), high, color=colour, alpha=0.15, linewidth=0)
-        _interval_bars(axes, result, key, colour, 1.09 ** (place - (len(keys) - 1) / 2))
+        _interval_bars(axes, result, key, colour, 1.06 ** (place - (len(keys) - 1) / 2))
     axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.3))
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
     for axis in (axes.xaxis, axes.yaxis):
@@ -129,8 +129,7 @@ def _interval_bars(axes: Axes, result: AuditResult, key: tuple[str, str], colour
             continue
         for point in row.tpr_at_fpr:
             if point.resolved and point.tpr and point.ci is not None:
-                axes.plot([point.fpr * shift] * 2, point.ci, color=colour, linewidth=1.2, solid_capstyle="butt")
-                axes.plot(point.fpr * shift, point.tpr, color=colour, marker="o", markersize=3.5)
+                axes.plot([point.fpr * shift] * 2, point.ci, color=colour, linewidth=1.4, solid_capstyle="butt")
 
 
 def plot_scores(axes: Axes, member: np.ndarray, score: np.ndarray, *, name: str) -> None:
