@@ -51,7 +51,7 @@ def gradients(setup: StudySetup) -> StudyResult:
     Judged as ratios (norms) or differences (pushes) of paired models with intervals over pairs, at epochs and
     losses fixed beforehand. Raises :class:`UserError` where no arm without BatchNorm trains.
     """
-    values = setup.values(DEFAULTS)
+    values = setup.values(DEFAULTS, compares=True)
     trained = study_pool(setup, values)
     reference = trained.references()["epochs"]
     judged = tuple(max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE, LATE))

@@ -38,7 +38,8 @@ def leakage(setup: StudySetup) -> StudyResult:
     rows: list[StudyRow] = []
     pools, effects = [], {}
     for share, shares in _shares(setup).items():
-        trained = study_pool(setup, setup.values(merge(DEFAULTS, {"data": shares})), folder=f"pool-{share}")
+        values = setup.values(merge(DEFAULTS, {"data": shares}), compares=True)
+        trained = study_pool(setup, values, folder=f"pool-{share}")
         pools.append(trained)
         found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
         rows += [row for arm, one in found.items() for row in level_rows(one, arm, share)]

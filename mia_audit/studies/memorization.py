@@ -37,7 +37,7 @@ def memorization(setup: StudySetup) -> StudyResult:
     paired models with and without BatchNorm (interval over pairs). Raises :class:`UserError` where no arm without
     BatchNorm trains.
     """
-    values = setup.values(DEFAULTS)
+    values = setup.values(DEFAULTS, compares=True)
     epochs = values["recipe"]["epochs"]
     early = max(1, round(EARLY * epochs))
     values["recipe"] |= {"evaluate_epochs": sorted({*evaluation_epochs(epochs), early})}

@@ -50,8 +50,8 @@ def mitigation(setup: StudySetup) -> StudyResult:
     found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
     if "batch" not in found:
         raise UserError(
-            f"remedies are compared with the arm batch, which has no trained models in {trained.pool.path}; add it to "
-            "--arms, or train longer (--epochs)"
+            f"the models of the arm batch in {trained.pool.path} must train, found them at chance or diverged; train "
+            "longer (--epochs) or lower --lr"
         )
     accuracy = _accuracies(trained, list(found))
     rows = [row for arm in found for row in _arm_rows(trained, found[arm], accuracy[arm], arm)]

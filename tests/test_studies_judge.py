@@ -1,0 +1,97 @@
+"""Intervals over pairs, verdicts, rank correlation and the sentence that sums a study up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from mia_audit.studies.gradients import rank_correlation
+from mia_audit.studies.judge import pair_mean, sample_mean, summarize, verdict_above, verdict_within
+from mia_audit.studies.result import StudyRow
+
+
+def test_pair_mean_takes_pairs_as_independent():
+    values = np.array([1.0, 3.0, 5.0, 5.0, 0.0, 2.0])
+    mean, ci = pair_mean(values)
+    expected = stats.t.interval(0.95, 2, loc=8 / 3, scale=stats.sem([2.0, 5.0, 1.0]))
+    assert mean == pytest.approx(8 / 3)
+    assert ci == pytest.approx(expected)
+
+
+def test_pair_mean_leaves_out_a_pair_with_nan():
+    assert pair_mean(np.array([1.0, np.nan, 2.0, 4.0, 5.0, 5.0])) == pair_mean(np.array([2.0, 4.0, 5.0, 5.0]))
+
+
+def test_pair_mean_covers():
+    rng = np.random.default_rng(0)
+    # Partners that err in opposite directions, as complementary halves do.
+    shared = rng.standard_normal((2000, 6, 1))
+    values = 1 + shared * np.array([1.0, -1.0]) + rng.standard_normal((2000, 6, 2))
+    hits = [low <= 1 <= high for _, (low, high) in map(pair_mean, values.reshape(2000, 12))]
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.02)
+
+
+def test_too_few_for_an_interval():
+    assert sample_mean(np.array([2.0])) == (2.0, None)
+    mean, ci = sample_mean(np.empty(0))
+    assert math.isnan(mean)
+    assert ci is None
+
+
+@given(low=st.floats(-10, 10), width=st.floats(0, 10), threshold=st.floats(-10, 10))
+def test_verdict_above(low: float, width: float, threshold: float):
+    high = low + width
+    verdict = verdict_above((low, high), threshold)
+    assert (verdict == "holds") == (low > threshold)
+    assert (verdict == "does not hold") == (high < threshold)
+
+
+def test_verdict_within():
+    assert verdict_within((0.03, 0.05), 0.03, 0.05) == "holds"
+    assert verdict_within((0.02, 0.04), 0.03, 0.05) == "not resolved"
+    assert verdict_within((0.06, 0.07), 0.03, 0.05) == "does not hold"
+    assert verdict_within((-0.1, 0.02), 0.03, 0.05) == "does not hold"
+    assert verdict_within((0.0, 0.1), 0.03, 0.05) == "not resolved"
+
+
+@pytest.mark.parametrize("ci", [None, (math.nan, 1.0), (0.5, math.inf)])
+def test_without_an_interval_nothing_is_resolved(ci):
+    assert verdict_above(ci, 0) == "not resolved"
+    assert verdict_within(ci, 0, 1) == "not resolved"
+
+
+def test_the_summary_names_each_claim_once_with_its_places():
+    def row(claim: str, subset: str, at: float | str | None, verdict: str | None) -> StudyRow:
+        return StudyRow(claim, "batch", subset, "auc", at, 0.5, (0.4, 0.6), verdict)
+
+    rows = [
+        row("more leaks", "ood", 3, "holds"),
+        row("more leaks", "clean", "0.05", "holds"),
+        row("less fits", "ood", None, "not resolved"),
+        row("a number", "ood", None, None),
+    ]
+    assert summarize(rows) == "Holds: more leaks (ood at 3, clean at 0.05). Not resolved: less fits (ood)."
+    assert summarize(rows[3:]) == "No claim could be judged."
+
+
+def test_rank_correlation_is_spearman_with_an_interval_that_covers():
+    rng = np.random.default_rng(1)
+    rho = 6 / np.pi * np.arcsin(0.6 / 2)  # of a binormal pair with correlation 0.6
+    hits = []
+    for _ in range(400):
+        a, b = rng.multivariate_normal([0, 0], [[1, 0.6], [0.6, 1]], size=200).T
+        found, (low, high) = rank_correlation(np.exp(a), b)
+        assert found == pytest.approx(stats.spearmanr(a, b).statistic)
+        hits.append(low <= rho <= high)
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.03)
+
+
+def test_rank_correlation_of_constants_is_not_a_number():
+    found, ci = rank_correlation(np.ones(10), np.arange(10.0))
+    assert math.isnan(found)
+    assert ci is None
