@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zipfile
@@ -48,15 +47,6 @@ def recognise(path: Path) -> str:
     if path.suffix == ".safetensors" or head[8:9] == b"{":
         return SAFETENSORS
     raise UserError(f"{path} is no checkpoint: expected safetensors or a file of torch.save, found other content")
-
-
-def sha256(path: Path) -> str:
-    """sha256 (hex) of a file's bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def allowed_bytes(path: Path) -> int:

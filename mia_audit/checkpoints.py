@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from mia_audit.checkpoint_files import EXPORT, LEGACY, SAFETENSORS, TORCH, TORCHSCRIPT, allowed_bytes, recognise, sha256
+from mia_audit.checkpoint_files import EXPORT, LEGACY, SAFETENSORS, TORCH, TORCHSCRIPT, allowed_bytes, recognise
 from mia_audit.inert_pickle import Inert, read_inert, refused_names
 from mia_audit.state_dicts import CONTAINERS, State, find_state, match_names, misfit, plain_tensors, strip_prefixes
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
+from shadow_pool.store.files import file_sha256
 from shadow_pool.usercode import describe, importable
 
 
@@ -127,7 +128,7 @@ def _load_weights_only(path: Path) -> Any:
     except pickle.UnpicklingError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
+        reason = one_line(error).partition(". ")[0]
         raise UserError(f"{path} is truncated or damaged: {reason}; save or fetch it again") from None
 
 
@@ -138,8 +139,9 @@ def _read_safetensors(path: Path) -> State:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is truncated or damaged safetensors: {reason}; save or fetch it again") from None
+        raise UserError(
+            f"{path} is truncated or damaged safetensors: {one_line(error)}; save or fetch it again"
+        ) from None
 
 
 def _read_trusted(path: Path, form: str) -> Any:
@@ -189,4 +191,4 @@ def _finish(path: Path, value: Any, form: str, notes: tuple[str, ...]) -> Checkp
     if form in (TORCH, LEGACY):
         kind = "module" if found.module is not None else "container" if found.keys else "state dict"
     renamed = {short[name]: tensor for name, tensor in state.items()}
-    return Checkpoint(renamed, sha256(path), path, kind, notes + changes, found.module)
+    return Checkpoint(renamed, file_sha256(path), path, kind, notes + changes, found.module)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
 
 _DTYPES = {
     "FloatStorage": torch.float32,
@@ -140,8 +140,7 @@ def read_inert(path: Path) -> tuple[Any, tuple[str, ...]]:
                     raise ValueError(f"byte order {order}")
             value = _Tensors(archive, root).fill(loaded)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{path} cannot be read safely: {reason}; save or fetch it again") from None
+        raise UserError(f"{path} cannot be read safely: {one_line(error)}; save or fetch it again") from None
     return value, tuple(sorted(unpickler.refused))
 
 

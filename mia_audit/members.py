@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, few, one_line
 
 SUFFIXES = (".npy", ".csv", ".parquet", ".txt")
 _TRUE, _FALSE = ("true", "1", "1.0"), ("false", "0", "0.0")
@@ -58,7 +57,7 @@ def _from_array(path: Path, records: pd.DataFrame, is_record: np.ndarray) -> np.
     try:
         given = np.load(path, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"members file {path} is not a readable .npy: {_one_line(error)}") from None
+        raise UserError(f"members file {path} is not a readable .npy: {one_line(error)}") from None
     count = int(is_record.sum())
     if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "biu":
         found = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else "an .npz"
@@ -100,12 +99,12 @@ def _listed_members(path: Path, known: pd.Series) -> set[str]:
         raise UserError(f"members file {path} is empty; list the ids of the target's training records")
     repeated = ids[ids.duplicated()].unique()
     if len(repeated):
-        raise UserError(f"members file {path} repeats {len(repeated)} ids ({_few(repeated)}); list each once")
+        raise UserError(f"members file {path} repeats {len(repeated)} ids ({few(repeated)}); list each once")
     unknown = ids[~ids.isin(known)]
     if len(unknown):
         raise UserError(
             f"members file {path} lists {len(unknown)} of {len(ids)} ids that the pool's records do not have "
-            f"({_few(unknown)}); their ids look like {_few(known)}"
+            f"({few(unknown)}); their ids look like {few(known)}"
         )
     return set(ids[member])
 
@@ -122,9 +121,9 @@ def _read_listed(path: Path) -> tuple[pd.Series, np.ndarray]:
     except pd.errors.EmptyDataError:
         frame = pd.DataFrame({"id": []}, dtype=object)
     except (OSError, ValueError) as error:
-        raise UserError(f"members file {path} is not a readable {path.suffix}: {_one_line(error)}") from None
+        raise UserError(f"members file {path} is not a readable {path.suffix}: {one_line(error)}") from None
     if "id" not in frame.columns:
-        raise UserError(f"members file {path} must have a column id, found {_few(map(str, frame.columns))}")
+        raise UserError(f"members file {path} must have a column id, found {few(map(str, frame.columns))}")
     if frame["id"].isna().any():
         raise UserError(f"members file {path} has {int(frame['id'].isna().sum())} rows without an id; drop them")
     ids = frame["id"].astype(str)
@@ -135,12 +134,3 @@ def _read_listed(path: Path) -> tuple[pd.Series, np.ndarray]:
     if len(odd):
         raise UserError(f"members file {path}: member must be true/false or 1/0, found {odd.iloc[0]!r}")
     return ids, word.isin(_TRUE).to_numpy()
-
-
-def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, few
 
 State = dict[str, torch.Tensor]
 
@@ -171,9 +171,3 @@ def _weighs(value: Any, depth: int = 4) -> bool:
     if isinstance(value, Mapping) and depth:
         return any(_weighs(item, depth - 1) for item in value.values())
     return isinstance(value, (torch.Tensor, nn.Module))
-
-
-def few(names: Iterable[str], count: int = 3) -> str:
-    """The first names, joined, and dots for the rest."""
-    names = list(names)
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

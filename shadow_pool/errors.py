@@ -19,3 +19,14 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's text on one line, or the name of its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def few(names: Iterable[str], count: int = 3) -> str:
+    """The first names, joined, and dots for the rest."""
+    names = list(names)
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")

@@ -96,32 +96,19 @@ def test_models_that_know_nothing_suspect_next_to_nothing():
     assert (suspect_subsets(**arrays).subset == "ood").mean() < 0.05
 
 
-def test_the_confident_joint_by_hand():
-    # Two classes, one model that trained on nothing: thresholds are the mean probabilities .75 and .6.
-    own = np.array([0.9, 0.8, 0.55, 0.9, 0.6, 0.3])
+@pytest.mark.parametrize(("last", "suspected"), [(0.3, False), (0.2, True)])
+def test_the_confident_joint_by_hand(last, suspected):
+    # Two classes, one model that trained on nothing. Class 0 is believed from (.9 + .8 + .55) / 3 = .75 on; the last
+    # record's other class has .7 or .8.
+    own = np.array([0.9, 0.8, 0.55, 0.9, 0.6, last])
     label = np.array([0, 0, 0, 1, 1, 1])
     predicted = np.where(own > 0.5, label, 1 - label)
-    suspects = suspect_subsets(
-        label,
-        predicted[None],
-        np.maximum(own, 1 - own)[None],
-        np.log(own / (1 - own))[None],
-        np.zeros((1, 6)),
-        np.zeros((1, 6), dtype=bool),
+    phi, nowhere = np.log(own / (1 - own)), np.zeros((1, 6), dtype=bool)
+    found = suspect_subsets(
+        label, predicted[None], np.maximum(own, 1 - own)[None], phi[None], np.zeros((1, 6)), nowhere
     )
-    # The last record's other class has .7 < .75: not believed.
-    assert suspects.subset.tolist() == ["clean"] * 6
-    own[-1] = 0.2
-    suspects = suspect_subsets(
-        label,
-        predicted[None],
-        np.maximum(own, 1 - own)[None],
-        np.log(own / (1 - own))[None],
-        np.zeros((1, 6)),
-        np.zeros((1, 6), dtype=bool),
-    )
-    assert suspects.subset.tolist() == ["clean"] * 5 + ["mislabeled"]
-    assert suspects.label.tolist() == [-1] * 5 + [0]
+    assert found.subset.tolist() == ["clean"] * 5 + ["mislabeled" if suspected else "clean"]
+    assert found.label.tolist() == [-1] * 5 + [0 if suspected else -1]
 
 
 def test_shapes_are_checked():

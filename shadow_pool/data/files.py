@@ -10,7 +10,7 @@ import numpy as np
 
 from shadow_pool.data.arrays import Source, from_arrays
 from shadow_pool.data.images import Picture, decode_pictures
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
@@ -40,7 +40,7 @@ def read_npz(path: Path, *, label: str | None, id: str | None, group: str | None
         raise
     except (OSError, EOFError, ValueError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
         advice = "save arrays of numbers or strings" if "pickle" in str(error).lower() else "write it anew"
-        raise UserError(f"{path} is not a readable .npz: {_reason(error)}; {advice}") from None
+        raise UserError(f"{path} is not a readable .npz: {one_line(error)}; {advice}") from None
     return from_arrays(str(path), arrays.pop("x"), arrays.pop("y"), **arrays)
 
 
@@ -101,7 +101,3 @@ def _pictures(folder: Path) -> tuple[list[Path], int]:
     files = [Path(root) / name for root, _, names in os.walk(folder) for name in names if not name.startswith(".")]
     found = sorted(file for file in files if file.suffix.lower() in suffixes)
     return found, len(files) - len(found)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -12,7 +12,7 @@ import pandas as pd
 
 from shadow_pool.data.arrays import Source, as_labels, as_strings, checked
 from shadow_pool.data.images import Picture, decode_pictures
-from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.errors import UserError, one_line, unknown_name
 
 _MAX_VALUES = 1000
 _SPLITS = {"train": "train", "test": "test", "validation": "test", "valid": "test", "val": "test"}
@@ -27,7 +27,7 @@ def read_csv(path: Path, *, label: str | None, id: str | None, group: str | None
         text = {name: str for name in (id, group) if name is not None}
         frame = pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", dtype=text, low_memory=False)
     except (OSError, EOFError, ValueError, UnicodeDecodeError, pd.errors.ParserError) as error:
-        raise UserError(f"{path} is not a readable CSV: {_reason(error)}") from None
+        raise UserError(f"{path} is not a readable CSV: {one_line(error)}") from None
     return features_from_frame(str(path), frame, label=label, id=id, group=group)
 
 
@@ -46,7 +46,7 @@ def read_parquet(path: Path, *, label: str | None, id: str | None, group: str | 
         tables = [pq.read_table(file) for file in files]
         table = pa.concat_tables(tables, promote_options="default")
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{path} is not readable parquet: {_reason(error)}") from None
+        raise UserError(f"{path} is not readable parquet: {one_line(error)}") from None
     held_out = None if test is None else np.repeat(test, [len(part) for part in tables])
     pictures = [field.name for field in table.schema if _holds_pictures(field.type)]
     if pictures:
@@ -211,7 +211,3 @@ def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, 
         return tuple(str(name) for name in features[label]["names"])
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
