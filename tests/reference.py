@@ -24,27 +24,67 @@ def side_density(
     elif spread == "pooled-in":
         scale = np.std(np.concatenate(everyone))
     else:
-        return moderated_density(values, everyone, location)
+        prior = moderated_prior(everyone)
+        if prior is None:
+            return None
+        freedom, variance = moderated_variance(values, prior)
+        return freedom, location, float(np.sqrt(variance * (1 + 1 / len(values))))
     return (np.inf, location, float(scale)) if scale > 0 else None
 
 
-def moderated_density(
-    values: np.ndarray, everyone: list[np.ndarray], location: float
-) -> tuple[float, float, float] | None:
-    """DESIGN's empirical Bayes: variance shrunk toward the prior fitted to all records, Student-t."""
-    variance = lambda v: np.var(v, ddof=1) if np.ptp(v) > 0 else 0.0  # noqa: E731
-    variances = [variance(v) for v in everyone]
+def variance_of(values: np.ndarray) -> float:
+    """Sample variance, exactly 0 of equal values."""
+    return float(np.var(values, ddof=1)) if np.ptp(values) > 0 else 0.0
+
+
+def moderated_prior(everyone: list[np.ndarray]) -> tuple[float, float, float] | None:
+    """(floor of variances, d0, s0^2) over all records; None where all are constant."""
+    variances = [variance_of(v) for v in everyone]
     if not any(variances):
         return None
     floor = 0.01 * (np.median(variances) or np.median([v for v in variances if v > 0]))
     degrees = np.array([len(v) - 1 for v in everyone])
-    prior_degrees, prior_variance = smyth_prior(np.maximum(variances, floor), degrees)
-    widen = 1 + 1 / len(values)
+    return (float(floor), *smyth_prior(np.maximum(variances, floor), degrees))
+
+
+def moderated_variance(values: np.ndarray, prior: tuple[float, float, float]) -> tuple[float, float]:
+    """(degrees of freedom, variance) of one record, shrunk toward the prior."""
+    floor, prior_degrees, prior_variance = prior
     if prior_degrees == np.inf:
-        return np.inf, location, float(np.sqrt(prior_variance * widen))
+        return np.inf, prior_variance
     own = len(values) - 1
-    moderated = (prior_degrees * prior_variance + own * max(variance(values), floor)) / (prior_degrees + own)
-    return prior_degrees + own, location, float(np.sqrt(moderated * widen))
+    total = prior_degrees + own
+    return total, (prior_degrees * prior_variance + own * max(variance_of(values), floor)) / total
+
+
+def shrunk_densities(
+    inside: list[np.ndarray], outside: list[np.ndarray], centre: str
+) -> list[tuple[tuple[float, float, float], tuple[float, float, float]]]:
+    """(in, out) densities of every cell under "shrunk", each posterior from its two by two linear system."""
+    middle = np.mean if centre == "mean" else np.median
+    sides = []
+    for values in (inside, outside):
+        prior = moderated_prior(values)
+        assert prior is not None
+        freedoms, variances = np.array([moderated_variance(v, prior) for v in values]).T
+        sides.append((freedoms, np.array([middle(v) for v in values]), variances, variances / [len(v) for v in values]))
+    (freedom_in, y_in, v_in, b), (freedom_out, y_out, v_out, a) = sides
+    level, shift = (y_in + y_out) / 2, y_in - y_out
+    bins = np.array_split(np.argsort(level, kind="stable"), min(25, max(1, len(level) // 40)))
+    at, mean_at = [level[i].mean() for i in bins], [shift[i].mean() for i in bins]
+    deviation = shift - np.interp(level, at, mean_at)
+    spread_at = [max((deviation[i] ** 2).sum() / max(len(i) - 1, 1) - (a + b)[i].mean(), 0.0) for i in bins]
+    found = []
+    for r in range(len(level)):
+        m, t = np.interp(level[r], at, mean_at), max(np.interp(level[r], at, spread_at), 1e-13)
+        # Unknown: the out-mean (flat prior) and the shift (normal, mean m, variance t).
+        precision = np.array([[1 / a[r] + 1 / b[r], 1 / b[r]], [1 / b[r], 1 / b[r] + 1 / t]])
+        covariance = np.linalg.inv(precision)
+        mu_out, delta = covariance @ [y_out[r] / a[r] + y_in[r] / b[r], y_in[r] / b[r] + m / t]
+        var_out, var_in = covariance[0, 0], covariance.sum()
+        density_in = (freedom_in[r], float(mu_out + delta), float(np.sqrt(v_in[r] + var_in)))
+        found.append((density_in, (freedom_out[r], float(mu_out), float(np.sqrt(v_out[r] + var_out)))))
+    return found
 
 
 def log_survival(x: float, freedom: float, location: float, scale: float) -> float:

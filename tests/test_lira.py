@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import lira_reference, without
+from reference import lira_reference, shrunk_densities, without
 from scipy import integrate, stats
 
 from mia_audit.attacks import lira, lira_pool
 from mia_audit.attacks.spreads import SPREADS, Density
+from mia_audit.metrics import roc
 from shadow_pool.errors import UserError
 from shadow_pool.membership import draw_membership
 
+# ``shrunk`` has its own formula, and its own tests below.
+PLAIN = sorted(set(SPREADS) - {"shrunk"})
 VARIANTS = [("online", "upper"), ("offline", "upper"), ("offline", "two-sided")]
 CENTRES = ["mean", "median"]
 SMALL = settings(max_examples=25, deadline=None)
@@ -28,7 +31,7 @@ def draw(seed: int, models: int, records: int, queries: int, *, paired: bool = T
     return phi[..., None] + 0.3 * rng.standard_normal((models, records, queries)), membership
 
 
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("spread", PLAIN)
 @pytest.mark.parametrize("centre", CENTRES)
 @pytest.mark.parametrize(("mode", "tail"), VARIANTS)
 @given(
@@ -43,7 +46,7 @@ def test_a_target_agrees_with_the_formula(spread, centre, mode, tail, seed, mode
     np.testing.assert_allclose(found, lira_reference(phi[0], phi[1:], membership[1:], **options), rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("spread", PLAIN)
 @pytest.mark.parametrize("centre", CENTRES)
 @pytest.mark.parametrize(("mode", "tail"), VARIANTS)
 @pytest.mark.parametrize("leave_out", ["pair", "one"])
@@ -57,6 +60,50 @@ def test_a_pool_is_every_model_in_turn_as_target(spread, centre, mode, tail, lea
         gone = [i, i ^ 1] if leave_out == "pair" else [i]
         expected = lira_reference(phi[i], without(phi, gone), without(membership, gone), **options)
         np.testing.assert_allclose(found[i], expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+@given(seed=st.integers(0, 10_000), pairs=st.integers(3, 5), queries=st.integers(1, 2))
+@settings(max_examples=8, deadline=None)
+def test_shrunk_agrees_with_the_posterior_solved_for(centre, seed, pairs, queries):
+    phi, rows = draw(seed, 2 * pairs, 90, queries)
+    target, shadows, rows = phi[0], phi[1:], rows[1:]  # a record has one value more on one side than on the other
+    cells = [(r, q) for r in range(90) for q in range(queries)]
+    inside, outside = ([shadows[side[:, r], r, q] for r, q in cells] for side in (rows, ~rows))
+    expected = np.empty((90, queries))
+    for (r, q), (density_in, density_out) in zip(cells, shrunk_densities(inside, outside, centre), strict=True):
+        expected[r, q] = stats.t.logpdf(target[r, q], *density_in) - stats.t.logpdf(target[r, q], *density_out)
+    found = lira(target, shadows, rows, spread="shrunk", centre=centre)
+    np.testing.assert_allclose(found, expected.mean(axis=1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("leave_out", ["pair", "one"])
+def test_a_shrunk_pool_is_every_model_in_turn_as_target(leave_out):
+    phi, membership = draw(1, 10, 120, 2, paired=leave_out == "pair")
+    found = lira_pool(phi, membership, leave_out=leave_out, spread="shrunk")
+    for i in range(10):
+        gone = [i, i ^ 1] if leave_out == "pair" else [i]
+        expected = lira(phi[i], without(phi, gone), without(membership, gone), spread="shrunk")
+        np.testing.assert_allclose(found[i], expected, rtol=1e-7, atol=1e-9)
+
+
+def test_shrinking_finds_more_members_where_models_are_few():
+    rng = np.random.default_rng(0)
+    level = rng.normal(0, 3, 2000)
+    aucs = {spread: [] for spread in ("moderated", "shrunk")}
+    for seed in range(4):
+        membership = draw_membership(seed, 8, 2000)
+        shift = np.exp(-level / 3) * rng.gamma(4, 0.25, 2000)
+        phi = level + shift * membership + 1.5 * rng.standard_normal((8, 2000))
+        for spread, values in aucs.items():
+            values.append(roc(membership, lira_pool(phi, membership, spread=spread)).auc)
+    assert (np.array(aucs["shrunk"]) > np.array(aucs["moderated"]) + 0.01).all()
+
+
+def test_shrunk_offline_is_moderated_offline():
+    phi, membership = draw(4, 8, 60, 1)
+    shrunk = lira_pool(phi, membership, mode="offline", spread="shrunk")
+    np.testing.assert_array_equal(shrunk, lira_pool(phi, membership, mode="offline"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +193,7 @@ def test_one_outlying_value_left_out_leaves_no_trace():
     assert (lira_pool(phi, membership, spread="record")[[4, 5], 7] == 0).all()
 
 
-@pytest.mark.parametrize("spread", ["record", "pooled", "moderated"])
+@pytest.mark.parametrize("spread", ["record", "pooled", "moderated", "shrunk"])
 @pytest.mark.parametrize("centre", CENTRES)
 @given(seed=st.integers(0, 1000), exponent=st.integers(0, 9))
 @SMALL

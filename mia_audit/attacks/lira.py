@@ -39,9 +39,11 @@ def lira(
         mode: ``online``: mean over queries of log f(phi; in) - log f(phi; out). ``offline``: the out side alone,
             in-values are not needed.
         spread: how the variance of phi is estimated. ``moderated`` (default): per record, shrunk toward what all
-            records share, Student-t. ``record``: per record. ``pooled``: one for all records, in and out apart.
-            ``pooled-in``: one of all in-values about their common mean (offline: of all out-values), the fixed
-            variance of the published script, for comparison with published numbers.
+            records share, Student-t. ``shrunk``: the same, and the shift from out to in is shrunk as well, toward
+            what records of its level share; more power with few models (offline: as ``moderated``). ``record``: per
+            record. ``pooled``: one for all records, in and out apart. ``pooled-in``: one of all in-values about their
+            common mean (offline: of all out-values), the fixed variance of the published script, for comparison
+            with published numbers.
         centre: ``mean`` or ``median`` (for comparison with published numbers).
         tail: offline only. ``upper``: -log P(Z > phi). ``two-sided``: -log f(phi; out), the published script's.
 

@@ -2,7 +2,8 @@
 
 ``record``, ``pooled`` and ``pooled-in`` are normal with ddof 0 (LiRA, arXiv 2112.03570, section VI, and its
 published script); ``moderated`` is the empirical-Bayes variance of Smyth (2004, "Linear models and empirical Bayes
-methods for assessing differential expression", equations 2 to 4 and section 6.2) with a Student-t predictive density.
+methods for assessing differential expression", equations 2 to 4 and section 6.2) with a Student-t predictive density;
+``shrunk`` is ``moderated`` with both means learnt from all records too (:mod:`mia_audit.attacks.shrinkage`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
+from mia_audit.attacks.shrinkage import shrink
 from mia_audit.attacks.sides import Side
 
 # A scale below this is taken for zero: no real spread of phi is that small, and its square would underflow.
@@ -102,6 +104,27 @@ def _moderated(sides: Sequence[Side], centre: str) -> list[Density]:
         scale = np.sqrt(variance * (1 + 1 / np.maximum(side.count, 1)))
         found.append(Density(_centre(side, centre), scale, freedom))
     return found
+
+
+def _shrunk(sides: Sequence[Side], centre: str) -> list[Density]:
+    if len(sides) == 1:
+        return _moderated(sides, centre)
+    (variance_in, freedom_in), (variance_out, freedom_out) = (moderate(side) for side in sides)
+    inside, outside = sides
+    used = np.broadcast_to(inside.enough & outside.enough, variance_in.shape)
+    if not (used.any() and variance_in.any() and variance_out.any()):
+        return _moderated(sides, centre)
+    means_in, means_out = shrink(
+        _centre(inside, centre),
+        _centre(outside, centre),
+        variance_in / np.maximum(inside.count, 1),
+        variance_out / np.maximum(outside.count, 1),
+        used,
+    )
+    return [
+        Density(means_in.mean, np.sqrt(variance_in + means_in.variance), freedom_in),
+        Density(means_out.mean, np.sqrt(variance_out + means_out.variance), freedom_out),
+    ]
 
 
 def moderate(side: Side) -> tuple[np.ndarray, np.ndarray]:
@@ -214,4 +237,5 @@ SPREADS: dict[str, Callable[[Sequence[Side], str], list[Density]]] = {
     "pooled": _pooled,
     "pooled-in": _pooled_in,
     "moderated": _moderated,
+    "shrunk": _shrunk,
 }

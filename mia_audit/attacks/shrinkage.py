@@ -1,0 +1,67 @@
+"""Means of the two sides that learn from all records: the spread called ``shrunk``.
+
+With few models a record's own shift from out to in is known to little better than the spread of phi. Records of the
+same level shift alike, though, and that is known well. So the shift gets a normal prior whose mean and variance follow
+the level over all records (empirical Bayes by moments), and both means and what they leave uncertain follow from it:
+the normal hierarchical model of Morris (1983), in the coordinates of the MA plot (level, difference).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_BINS = 25
+_BIN_RECORDS = 40
+
+
+@dataclass(frozen=True)
+class Means:
+    """Posterior mean of one side's mean, and its variance, each [N, Q]."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+
+
+def shrink(
+    inside: np.ndarray, outside: np.ndarray, noise_in: np.ndarray, noise_out: np.ndarray, used: np.ndarray
+) -> tuple[Means, Means]:
+    """The means of both sides, given one another and all records.
+
+    With m and t the prior mean and variance of the shift d = inside - outside at the record's level, and s = noise_in +
+    noise_out, the shift's posterior mean is d - (1 - w)(d - m), w = t / (t + s), its variance w s. What it moves is
+    shared out by the two sides' noise; the level itself has a flat prior.
+
+    Args:
+        inside, outside: [N, Q], each side's observed centre.
+        noise_in, noise_out: [N, Q], sampling variance of those, positive.
+        used: bool [N, Q], the records that the prior is fitted to.
+
+    Returns:
+        (in, out).
+    """
+    shift, noise = inside - outside, noise_in + noise_out
+    prior_mean, prior_variance = _fit_prior((inside + outside) / 2, shift, noise, used)
+    weight = prior_variance / (prior_variance + noise)
+    move = (1 - weight) * (shift - prior_mean)
+    known = noise_in * noise_out / noise  # variance of both means if the shift were known
+    share_in, share_out = noise_in / noise, noise_out / noise
+    return (
+        Means(inside - share_in * move, known + share_in**2 * weight * noise),
+        Means(outside + share_out * move, known + share_out**2 * weight * noise),
+    )
+
+
+def _fit_prior(
+    level: np.ndarray, shift: np.ndarray, noise: np.ndarray, used: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of the true shift at each level: of bins with equally many records, interpolated between."""
+    x, y, expected = level[used], shift[used], noise[used]
+    bins = np.array_split(np.argsort(x, kind="stable"), min(_BINS, max(1, x.size // _BIN_RECORDS)))
+    at = np.array([x[b].mean() for b in bins])
+    mean_at = np.array([y[b].mean() for b in bins])
+    excess = (y - np.interp(x, at, mean_at)) ** 2
+    # Moments: what varies beyond the sampling noise is the prior's variance.
+    variance_at = [max(excess[b].sum() / max(b.size - 1, 1) - expected[b].mean(), 0.0) for b in bins]
+    return np.interp(level, at, mean_at), np.interp(level, at, variance_at)
