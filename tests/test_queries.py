@@ -23,7 +23,7 @@ def test_colour_images_are_also_mirrored():
 
 
 def test_more_views_than_there_are_is_an_error_that_names_the_most():
-    with pytest.raises(UserError, match="at most 25.*got 26.*--queries 25"):
+    with pytest.raises(UserError, match=r"at most 25.*got 26.*--queries 25"):
         query_views(26, (1, 8, 8))
     with pytest.raises(UserError, match="at most 1 "):
         query_views(2, (30,))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shadow_pool.data.records import SUBSETS
 from shadow_pool.models.norms import ratios
 from shadow_pool.queries import PLAIN
-from shadow_pool.signals import compute_signals
+from shadow_pool.signals import Signals, compute_signals
 
 if TYPE_CHECKING:
     from shadow_pool.train.unit import TrainingData
@@ -62,14 +62,14 @@ class History:
         self._recorded.add(epoch)
         data = self._data
         signals = compute_signals(model, data.x, data.label, **self._ask)
-        loss, correct = np.logaddexp(0.0, -signals.phi[:, 0]), signals.predicted == data.label
+        loss, correct = _losses(signals), signals.predicted == data.label
         for subset in ("all", *SUBSETS):
             rows = np.ones(len(correct), bool) if subset == "all" else data.subset == subset
             for member in (True, False):
                 self._add(epoch, subset, member, loss, correct, rows & (self._member == member))
         if len(data.population_label):
             signals = compute_signals(model, data.population_x, data.population_label, **self._ask)
-            loss, correct = np.logaddexp(0.0, -signals.phi[:, 0]), signals.predicted == data.population_label
+            loss, correct = _losses(signals), signals.predicted == data.population_label
             self._add(epoch, "population", False, loss, correct, np.ones(len(correct), bool))
         for layer, values in ratios(model).items():
             for metric, value in (
@@ -91,6 +91,12 @@ class History:
         """history.parquet's columns: epoch, metric, subset, member, layer, value."""
         columns = list(zip(*self._rows, strict=True)) or [()] * len(_SCHEMA)
         return pa.table([pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+
+
+def _losses(signals: Signals) -> np.ndarray:
+    """Cross-entropy of the plain records; NaN, without a warning, where the model has diverged."""
+    with np.errstate(invalid="ignore"):
+        return np.logaddexp(0.0, -signals.phi[:, 0])
 
 
 def at_chance(correct: np.ndarray, label: np.ndarray) -> bool:
