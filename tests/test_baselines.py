@@ -21,6 +21,7 @@ from mia_audit.attacks import (
     rmia,
     target_scores,
 )
+from mia_audit.attacks.registry import SPREAD
 from shadow_pool.membership import draw_membership
 
 
@@ -87,8 +88,8 @@ def test_names_lead_to_the_attacks_they_name():
     population = np.random.default_rng(0).standard_normal((9, 30, 1))
     outsiders = {"population_target_phi": population[0], "population_shadow_phi": population[1:]}
     for attack, expected in {
-        "lira-online": lira(phi[0], phi[1:], membership[1:]),
-        "lira-offline": lira(phi[0], phi[1:], membership[1:], mode="offline"),
+        "lira-online": lira(phi[0], phi[1:], membership[1:], spread=SPREAD),
+        "lira-offline": lira(phi[0], phi[1:], membership[1:], mode="offline", spread=SPREAD),
         "rmia": rmia(phi[0], phi[1:], membership[1:], population[0], population[1:]),
         "rmia-offline": rmia(phi[0], phi[1:], membership[1:], population[0], population[1:], mode="offline"),
         "loss": loss(phi[0]),

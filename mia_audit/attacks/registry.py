@@ -14,7 +14,8 @@ from shadow_pool.errors import unknown_name
 
 NEEDS_POPULATION = frozenset({"rmia", "rmia-offline"})
 NEEDS_IN_SHADOWS = frozenset({"lira-online", "rmia"})
-SPREAD = "moderated"  # what LiRA estimates variances by in audits
+# What LiRA estimates its densities by in audits: benchmarks/spreads.py says why.
+SPREAD = "shrunk"
 _MODES = {"lira-online": "online", "lira-offline": "offline", "rmia": "online", "rmia-offline": "offline"}
 
 
