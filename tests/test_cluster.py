@@ -1,0 +1,221 @@
+"""Training beyond one process: real Dask schedulers and workers on loopback, and ranges of indices by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from distributed import Client, LocalCluster
+
+from shadow_pool.data.records import PoolData
+from shadow_pool.errors import UserError
+from shadow_pool.prepare import prepare_pool
+from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.store.repair import verify_pool
+from shadow_pool.train import cluster
+from shadow_pool.train.schedule import Progress, train_pool
+from shadow_pool.train.unit import TrainingData
+from tests.conftest import train_here, write_digits
+
+PROMISED = ("phi.parquet", "population.parquet", "weights.safetensors")
+
+
+def make(folder: Path, *, n: int = 4, epochs: int = 8, **changes: str) -> tuple[Pool, PoolData]:
+    source = write_digits(folder.parent / "digits.npz", 120)
+    recipe = {"optimizer": "adamw", "lr": 0.005, "batch_size": 16, "epochs": epochs}
+    arms = ["batch"] if changes else ["batch", "none", "none+fit"]
+    spec = {"n": n, "arms": arms, "arch": "mlp", "precision": "fp32", "data": {"source": str(source)}, "recipe": recipe}
+    return prepare_pool(folder, {**spec, **changes})
+
+
+def promised_bytes(pool: Pool) -> dict[tuple[str, int, str], bytes]:
+    return {
+        (arm, index, name): (pool.entry(arm, index) / name).read_bytes()
+        for arm in pool.spec.arms
+        for index in range(pool.spec.n)
+        for name in PROMISED
+    }
+
+
+@contextmanager
+def process(*command: str, folder: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process working in ``folder``, killed at the end."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "log.txt").open("wb") as log:
+        started = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ, **environment})
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+@dataclass(frozen=True)
+class Dask:
+    """A scheduler and its workers, each a process of Dask's own command line in a folder of its own."""
+
+    address: str
+    workers: list[subprocess.Popen[bytes]]
+    folders: list[Path]
+
+
+@contextmanager
+def start_dask(folder: Path, *, workers: int, nanny: str = "--no-nanny", allowed_failures: int = 3) -> Iterator[Dask]:
+    dask = (sys.executable, "-m", "dask")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    address = f"tcp://127.0.0.1:{port}"
+    folders = [folder / f"worker-{index}" for index in range(workers)]
+    setting = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(allowed_failures)}
+    with ExitStack() as stack:
+        scheduler = (*dask, "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        stack.enter_context(process(*scheduler, folder=folder / "scheduler", **setting))
+        worker = (*dask, "worker", address, nanny, "--no-dashboard", "--nthreads", "1")
+        started = [stack.enter_context(process(*worker, folder=folder)) for folder in folders]
+        with Client(address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(workers, timeout=120)
+        yield Dask(address, started, folders)
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
+    with start_dask(tmp_path_factory.mktemp("dask"), workers=2) as dask:
+        yield dask
+
+
+def test_two_workers_give_the_bits_of_one_process(two_workers: Dask, tmp_path: Path) -> None:
+    pool, data = make(tmp_path / "cluster")
+    seen: list[Progress] = []
+    receipts = train_pool(pool, data, scheduler=two_workers.address, on_progress=seen.append)
+    assert Counter(receipt.outcome for receipt in receipts) == {"trained": 12}
+    assert [progress.done for progress in seen] == list(range(1, 13))
+    alone, data = make(tmp_path / "alone")
+    train_here(alone, data)
+    assert promised_bytes(pool) == promised_bytes(alone)
+    assert train_pool(pool, data, scheduler=two_workers.address) == []
+
+
+def test_workers_that_cannot_train_are_named_before_anything_is_trained(two_workers: Dask, tmp_path: Path) -> None:
+    # An absolute path that leads every process into its own working folder, as a disk that is not shared does.
+    unshared = Path("/proc/self/cwd/pool")
+    pool, data = make(tmp_path / "pool")
+    first = two_workers.folders[0]
+    (first / "pool").mkdir()
+    (first / "pool" / "pool.json").write_bytes(b"{}")
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        with (
+            pytest.raises(UserError) as caught,
+            cluster.dask_backend(two_workers.address, unshared, TrainingData.of(data)),
+        ):
+            pass
+    finally:
+        os.chdir(before)
+    text = str(caught.value)
+    assert text.startswith("2 of 2 Dask workers cannot train into the pool: tcp://127.0.0.1:")
+    assert "sees another pool in /proc/self/cwd/pool" in text
+    assert "does not see /proc/self/cwd/pool (No such file or directory)" in text
+    assert pool.missing("batch") == [0, 1, 2, 3]
+
+
+def test_workers_without_the_users_files_are_named(
+    two_workers: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("def train(model, dataset, seed, device): pass\n")
+    pool, data = make(tmp_path / "pool", train="own.py:train")
+    with pytest.raises(UserError, match=r"2 of 2 Dask workers .* lacks something: train: own.py does not exist"):
+        train_pool(pool, data, scheduler=two_workers.address)
+    assert pool.missing("batch") == [0, 1, 2, 3]
+
+
+def test_a_scheduler_without_workers_or_with_threads_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "WAIT", 0.5)
+    pool, data = make(tmp_path / "pool")
+    for workers, message in [(0, "must have workers, found none in 0.5 s"), (1, r"must have one thread each.*\(2\)")]:
+        here = LocalCluster(n_workers=workers, threads_per_worker=2, processes=False, dashboard_address=None)
+        with here, pytest.raises(UserError, match=message):
+            train_pool(pool, data, scheduler=here.scheduler_address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere", "gopher://127.0.0.1:9"])
+def test_no_scheduler_is_one_line(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "WAIT", 0.5)
+    with (
+        pytest.raises(UserError, match=rf"no Dask scheduler answers at {address} \(.+\); start one") as caught,
+        cluster.dask_backend(address, tmp_path, None),  # type: ignore[arg-type]
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_without_distributed_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with (
+        pytest.raises(UserError, match=r"pip install 'mia-audit\[dask\]'"),
+        cluster.dask_backend("tcp://127.0.0.1:9", tmp_path, None),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_two_processes_with_disjoint_indices_make_one_whole_pool(tmp_path: Path) -> None:
+    source = write_digits(tmp_path / "digits.npz", 120)
+    options = ["--pool", "pool", "--data", str(source), "--n", "4", "--arms", "batch", "--epochs", "8"]
+    command = (sys.executable, "-c", "from mia_audit_cli.main import main; main()", "train-shadows", *options)
+    with ExitStack() as stack:
+        parts = [
+            stack.enter_context(process(*command, "--workers", "1", "--indices", indices, folder=tmp_path))
+            for indices in ("0-1", "2-3")
+        ]
+        assert [part.wait(timeout=240) for part in parts] == [0, 0], (tmp_path / "log.txt").read_text()
+    pool = open_pool(tmp_path / "pool")
+    assert pool.missing("batch") == []
+    found = verify_pool(pool)
+    assert (found.checked, found.leftovers, found.sound) == (4, 0, True)
+
+
+@pytest.mark.slow
+def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    pool, data = make(tmp_path / "cluster", n=8, epochs=200)
+    with start_dask(tmp_path, workers=2) as dask:
+
+        def kill_one(progress: Progress) -> None:
+            if progress.done == 1:
+                os.kill(dask.workers[0].pid, signal.SIGKILL)
+
+        receipts = train_pool(pool, data, scheduler=dask.address, on_progress=kill_one)
+    assert Counter((r.unit.arm, r.unit.index) for r in receipts) == Counter(
+        (arm, index) for arm in pool.spec.arms for index in range(8)
+    )
+    assert {receipt.outcome for receipt in receipts} == {"trained"}
+    found = verify_pool(pool)
+    assert (found.checked, found.missing, found.leftovers, found.sound) == (24, 0, 0, True)
+    alone, data = make(tmp_path / "alone", n=8, epochs=200)
+    train_here(alone, data)
+    assert promised_bytes(pool) == promised_bytes(alone)
+
+
+@pytest.mark.slow
+def test_a_model_that_kills_its_workers_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("import os\n\ndef train(model, dataset, seed, device):\n    os._exit(9)\n")
+    deadly, data = make(tmp_path / "deadly", train=f"{own}:train")
+    sound, _ = make(tmp_path / "sound")
+    with start_dask(tmp_path, workers=1, nanny="--nanny", allowed_failures=0) as dask:
+        receipts = train_pool(deadly, data, scheduler=dask.address, indices=range(1))
+        assert [receipt.outcome for receipt in receipts] == ["failed"]
+        assert "Dask gave it up: KilledWorker" in receipts[0].message
+        assert {r.outcome for r in train_pool(sound, data, scheduler=dask.address)} == {"trained"}
