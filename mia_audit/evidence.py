@@ -82,17 +82,22 @@ def usable_models(pool: Pool, arm: str) -> tuple[list[int], tuple[str, ...]]:
     return usable, tuple(notes)
 
 
+def require_arm(pool: Pool, arm: str) -> None:
+    """Raise :class:`UserError` where the pool has no such arm."""
+    if arm not in pool.spec.arms:
+        raise UserError(
+            f"the pool {pool.path} has no arm {arm}: it has {', '.join(pool.spec.arms)}; "
+            f"choose one with --arm, or train it with mia-audit train-shadows --arms {arm}"
+        )
+
+
 def load_evidence(pool: Pool, arm: str, *, query_mode: str = "eval", data: PoolData | None = None) -> ArmEvidence:
     """Read an arm's usable models. Costs one read of M x (N + P) x Q signals.
 
     Query mode ``batch`` takes signals through batch statistics, computed from the stored weights on first use;
     it needs ``data``. Raises :class:`UserError` where fewer than 4 models are usable or a file is damaged.
     """
-    if arm not in pool.spec.arms:
-        raise UserError(
-            f"the pool {pool.path} has no arm {arm}: it has {', '.join(pool.spec.arms)}; "
-            f"choose one with --arm, or train it with mia-audit train-shadows --arms {arm}"
-        )
+    require_arm(pool, arm)
     usable, notes = usable_models(pool, arm)
     if len(usable) < 4:
         why = "; ".join(notes) or "too few were trained"

@@ -10,6 +10,7 @@ import typer
 
 from mia_audit_cli import options as o
 from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, warn
+from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
     from mia_audit.results import AuditResult, Interval
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
-    app.command("inspect", epilog="Example: mia-audit inspect model.pt")(inspect)
-    app.command("score", epilog="Example: mia-audit score model.pt --members train_ids.csv")(score)
-    app.command("report", epilog="Example: mia-audit report --pool pool --out audit")(report)
-    app.command("compare", epilog="Example: mia-audit compare before after")(compare)
+    app.command("inspect", epilog="Example: mia-audit inspect model.pt")(guarded(inspect))
+    app.command("score", epilog="Example: mia-audit score model.pt --members train_ids.csv")(guarded(score))
+    app.command("report", epilog="Example: mia-audit report --pool pool --out audit")(guarded(report))
+    app.command("compare", epilog="Example: mia-audit compare before after")(guarded(compare))
 
 
 def inspect(

@@ -10,6 +10,7 @@ import typer
 
 from mia_audit_cli import options as o
 from mia_audit_cli.console import note, stdout, table
+from mia_audit_cli.exits import guarded
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the pool.")]
 
@@ -17,8 +18,8 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the pool.
 def register(app: typer.Typer) -> None:
     """Add ``pool`` and its commands to the application."""
     group = typer.Typer(no_args_is_help=True, help="Look at a pool, or check every byte of it.")
-    group.command("info", epilog="Example: mia-audit pool info pool")(info)
-    group.command("verify", epilog="Example: mia-audit pool verify pool --repair")(verify)
+    group.command("info", epilog="Example: mia-audit pool info pool")(guarded(info))
+    group.command("verify", epilog="Example: mia-audit pool verify pool --repair")(guarded(verify))
     app.add_typer(group, name="pool")
 
 

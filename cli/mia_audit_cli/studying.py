@@ -10,11 +10,14 @@ import typer
 
 from mia_audit_cli import options as o
 from mia_audit_cli.console import TrainingProgress, note, stdout, table, warn
+from mia_audit_cli.exits import guarded
 
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to the application."""
-    app.command("study", epilog="Example: mia-audit study memorization --out study-memorization")(o.with_spec(study))
+    app.command("study", epilog="Example: mia-audit study memorization --out study-memorization")(
+        guarded(o.with_spec(study))
+    )
 
 
 def study(

@@ -9,6 +9,7 @@ import typer
 
 from mia_audit_cli import options as o
 from mia_audit_cli.console import TrainingProgress, clock, note, stdout, table, warn
+from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
     from shadow_pool.data.records import PoolData
@@ -25,11 +26,13 @@ DEMO_SPEC = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
-    app.command("demo", epilog="Example: mia-audit demo --out demo")(demo)
+    app.command("demo", epilog="Example: mia-audit demo --out demo")(guarded(demo))
     app.command("train-shadows", epilog="Example: mia-audit train-shadows --data cifar10 --arch resnet8 --n 16")(
-        o.with_spec(train_shadows)
+        guarded(o.with_spec(train_shadows))
     )
-    app.command("train-target", epilog="Example: mia-audit train-target --arm none --out model.pt")(train_target)
+    app.command("train-target", epilog="Example: mia-audit train-target --arm none --out model.pt")(
+        guarded(train_target)
+    )
 
 
 def train_shadows(

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from mia_audit.checkpoints import Checkpoint, load_into, open_checkpoint
+from mia_audit.evidence import require_arm
 from mia_audit.members import find_sidecar, read_members
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
@@ -64,6 +65,7 @@ def open_target(
     members = members or find_sidecar(path)
     facts = read_facts(members) if members is not None else {}
     arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
+    require_arm(pool, arm)
     model = checkpoint.module
     if model is None:
         model = starting_model(pool, arm, arch=arch)

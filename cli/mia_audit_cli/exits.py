@@ -1,0 +1,54 @@
+"""The one place where what went wrong becomes a line on standard error and an exit status."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import typer
+
+from shadow_pool.errors import UserError
+
+
+def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
+    """A command whose errors are one line each, and whose returned number is the exit status.
+
+    Exit status: 0; 1 the user can mend it; 3 what the command returns; 130 interrupted. Usage errors, 2, are Typer's.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            status = command(*args, **kwargs)
+        except UserError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
+            sys.stderr.flush()
+            # Without waiting for worker processes, which die with this one.
+            os._exit(130)
+        except BrokenPipeError:
+            os._exit(0)
+        except (OSError, MemoryError) as error:
+            _fail(f"{_named(error)}; free space or memory, or mend permissions, then run the same command again")
+        except (typer.Exit, typer.BadParameter):
+            raise
+        except Exception as error:
+            if os.environ.get("MIA_AUDIT_DEBUG"):
+                raise
+            _fail(f"unexpected {_named(error)}; set MIA_AUDIT_DEBUG=1 for the traceback and report it")
+        raise typer.Exit(status or 0)
+
+    return run
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _fail(message: str) -> NoReturn:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    raise typer.Exit(1)
