@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.load import load_data, resolve_data_spec
+from shadow_pool.data.preprocess import model_input_shape
 from shadow_pool.data.records import PoolData
 from shadow_pool.models.norms import has_batchnorm
 from shadow_pool.models.resolve import build_model, check_model
@@ -112,7 +113,7 @@ def pool_data(pool: Pool, *, source: str | None = None, data_root: Path | None =
 
 def _initial_state(spec: PoolSpec, data: PoolData, initial: InitialWeights) -> tuple[dict[str, Tensor], list[str]]:
     """The state dict of the model as given with the initial weights in it, and warnings."""
-    shape = data.records.x.shape[1:]
+    shape = model_input_shape(spec.data.normalize, data.records.x)
     model = build_model(spec.arch, "batch", classes=len(data.records.classes), input_shape=shape, seed=0)
     initial.load(model)
     warnings = []
@@ -127,7 +128,7 @@ def _initial_state(spec: PoolSpec, data: PoolData, initial: InitialWeights) -> t
 
 def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> None:
     """Refuse an architecture, in any arm, or a training function that cannot do with the records."""
-    shape, classes = data.records.x.shape[1:], len(data.records.classes)
+    shape, classes = model_input_shape(spec.data.normalize, data.records.x), len(data.records.classes)
     for norm in dict.fromkeys(parse_arm(arm).norm for arm in spec.arms):
         model = build_model(spec.arch, norm, classes=classes, input_shape=shape, seed=0, initial=initial)
         check_model(model, shape, classes)

@@ -88,6 +88,15 @@ def parse_normalize(text: str, input_shape: tuple[int, ...]) -> Preprocess:
     return Scale(mean, std)
 
 
+def model_input_shape(text: str, x: np.ndarray) -> tuple[int, ...]:
+    """The shape of one record as a model sees it under ``--normalize TEXT``, found by trying the first records of x.
+
+    A user's function may change it (grey to colour, a crop). Raises :class:`UserError` as :func:`parse_normalize`
+    does, and where the function fails.
+    """
+    return tuple(parse_normalize(text, x.shape[1:])(torch.from_numpy(x[:2])).shape[1:])
+
+
 def measured_normalize(x: np.ndarray) -> str:
     """``MEAN/STD`` of records [N, C, H, W] or [N, D], per channel or feature, to six significant digits.
 

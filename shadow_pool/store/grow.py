@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from shadow_pool.arms import parse_arm
+from shadow_pool.data.preprocess import model_input_shape
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.membership import draw_membership
@@ -72,6 +73,7 @@ def create_pool(path: Path, spec: PoolSpec, data: PoolData, *, initial: bytes | 
             spec=spec,
             fingerprint=data.fingerprint(),
             input_shape=data.records.x.shape[1:],
+            model_shape=model_input_shape(spec.data.normalize, data.records.x),
             views=query_views(spec.queries, data.records.x.shape[1:]),
             files={},
             warnings=data.warnings,

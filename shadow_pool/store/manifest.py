@@ -28,6 +28,7 @@ PROTOCOL = 1
 class Manifest:
     """The content of pool.json.
 
+    ``input_shape`` is that of a stored record, ``model_shape`` that of what a model sees of it.
     ``files`` has the sha256 of records.parquet and of the first n rows of membership.npy, so that a reader of the
     old pool.json is not disturbed while the pool grows.
     """
@@ -35,6 +36,7 @@ class Manifest:
     spec: PoolSpec
     fingerprint: str
     input_shape: tuple[int, ...]
+    model_shape: tuple[int, ...]
     views: tuple[View, ...]
     files: dict[str, str]
     warnings: tuple[str, ...]

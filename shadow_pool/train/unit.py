@@ -144,7 +144,7 @@ def starting_model(pool: Pool, arm: str, *, seed: int = 0, arch: str | None = No
         arch or pool.spec.arch,
         parse_arm(arm).norm,
         classes=len(pool.spec.data.classes),
-        input_shape=pool.manifest.input_shape,
+        input_shape=pool.manifest.model_shape,
         seed=seed,
         initial=pool.initial if arch is None else None,
     )
