@@ -12,7 +12,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shadow_pool import seeds
 from shadow_pool.arms import parse_arm
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
@@ -121,11 +120,17 @@ def test_the_accountant_agrees_with_the_gaussian_mechanism() -> None:
 
 def test_an_empty_batch_is_a_step_of_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "noise_multiplier", lambda *_: 1.0)
-    drawn = [
-        len(np.flatnonzero(rng.random(8) < 0.25)) for rng in [seeds.stream(5, "poisson-batches", 1, 0)] for _ in "1234"
-    ]
-    assert 0 in drawn
-    weights, outcome = train(make(), job(epochs=4, batch_size=2), n=8)
+    sizes, gradients = [], private._put_record_gradients
+
+    def keep(model: nn.Module, x: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+        sizes.append(len(labels))
+        return gradients(model, x, labels, label_smoothing)
+
+    monkeypatch.setattr(private, "_put_record_gradients", keep)
+    weights, outcome = train(make(), job(epochs=15, batch_size=2), n=8)
+    assert len(sizes) == 60
+    assert 0 in sizes
+    assert np.mean(sizes) == pytest.approx(2, abs=0.6)
     assert all(value.isfinite().all() for value in weights.values())
     assert math.isfinite(outcome.loss)
 

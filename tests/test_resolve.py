@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,26 @@ def test_lazy_layers_are_filled_from_the_seed(net: Path) -> None:
     assert first[0].weight.shape == (8, 5)
     assert torch.equal(first[0].weight, second[0].weight)
     assert norm_layers(second) == {"GroupNorm": 1}
+
+
+def test_names_of_timm_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(
+        model_name: str, *, pretrained: bool, num_classes: int, in_chans: int, **options: int
+    ) -> nn.Module:
+        assert (model_name, pretrained, in_chans) == ("tiny", False, 1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, options["width"]), nn.Linear(options["width"], num_classes))
+
+    timm = SimpleNamespace(
+        is_model=lambda name: name == "tiny", list_models=lambda: ["tiny"], create_model=create_model
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    model = build_model("timm:tiny(width=3)", "batch", classes=2, input_shape=(1, 2, 2), seed=0)
+    assert model[1].out_features == 3
+    with pytest.raises(UserError, match="unknown timm model 'tinny': nearest: tiny"):
+        build("timm:tinny")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(UserError, match=r"not installed; pip install 'mia-audit\[timm\]'"):
+        build("timm:tiny")
 
 
 def test_names_of_torchvision_and_of_a_module() -> None:

@@ -68,17 +68,18 @@ def test_layers_before_a_norm_have_no_bias_of_their_own() -> None:
         )
 
 
-@pytest.mark.parametrize(("arch", "norm"), [("resnet8", "none"), ("resnet20", "affine"), ("densenet22", "none")])
+@pytest.mark.parametrize(
+    ("arch", "norm"), [("resnet8", "none"), ("resnet20", "affine"), ("densenet22(growth=4)", "none")]
+)
 def test_deep_networks_without_normalization_train(arch: str, norm: str) -> None:
     digits = load_digits()
-    x = torch.from_numpy((digits.images[:128, None] / 8 - 1).astype(np.float32))
-    y = torch.from_numpy(digits.target[:128])
+    x = torch.from_numpy((digits.images[:64, None] / 8 - 1).astype(np.float32))
+    y = torch.from_numpy(digits.target[:64])
     model = build_model(arch, norm, classes=10, input_shape=(1, 8, 8), seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     losses = []
-    for step in range(50):
-        batch = slice(64 * (step % 2), 64 * (step % 2 + 1))
-        loss = F.cross_entropy(model(x[batch]), y[batch])
+    for _ in range(40):
+        loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -162,7 +163,11 @@ def _timm(name: str, given: dict[str, Any], options: dict[str, Any]) -> Any:
     except ImportError:
         raise UserError(f"arch timm:{name} needs timm, which is not installed; pip install 'mia-audit[timm]'") from None
     if not timm.is_model(name):
-        raise unknown_name("timm model", name, timm.list_models())
+        near = difflib.get_close_matches(name, timm.list_models(), n=5)
+        raise UserError(
+            f"unknown timm model {name!r}: {'nearest: ' + ', '.join(near) if near else 'none is near'}; "
+            "timm.list_models() names all"
+        )
     settings = {"pretrained": False, "num_classes": given["classes"], "in_chans": given["input_shape"][0], **options}
     return _call(f"timm:{name}", timm.create_model, {}, {"model_name": name, **settings})
 
