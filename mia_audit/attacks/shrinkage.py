@@ -57,11 +57,15 @@ def _fit_prior(
     level: np.ndarray, shift: np.ndarray, noise: np.ndarray, used: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of the true shift at each level: of bins with equally many records, interpolated between."""
-    x, y, expected = level[used], shift[used], noise[used]
-    bins = np.array_split(np.argsort(x, kind="stable"), min(_BINS, max(1, x.size // _BIN_RECORDS)))
-    at = np.array([x[b].mean() for b in bins])
-    mean_at = np.array([y[b].mean() for b in bins])
-    excess = (y - np.interp(x, at, mean_at)) ** 2
+    order = np.argsort(level[used], kind="stable")
+    x, y, expected = level[used][order], shift[used][order], noise[used][order]
+    bins = min(_BINS, max(1, x.size // _BIN_RECORDS))
+    sizes = np.full(bins, x.size // bins)
+    sizes[: x.size % bins] += 1
+    starts = np.cumsum(sizes) - sizes
+    at = np.add.reduceat(x, starts) / sizes
+    mean_at = np.add.reduceat(y, starts) / sizes
     # Moments: what varies beyond the sampling noise is the prior's variance.
-    variance_at = [max(excess[b].sum() / max(b.size - 1, 1) - expected[b].mean(), 0.0) for b in bins]
+    excess = np.add.reduceat((y - np.interp(x, at, mean_at)) ** 2, starts) / np.maximum(sizes - 1, 1)
+    variance_at = np.maximum(excess - np.add.reduceat(expected, starts) / sizes, 0.0)
     return np.interp(level, at, mean_at), np.interp(level, at, variance_at)
