@@ -20,8 +20,11 @@ a quarter of outliers does not move. Chosen with :data:`LABEL_SUPPORT` on pools 
 """
 
 LABEL_SUPPORT = 0.5
-"""An input is suspect only where its label has less than this share of the probability usual for its class: strange
-inputs whose label the models find by themselves are hard records, not outliers."""
+"""A record is suspect only where its label has less than this share of the probability usual for its class: one whose
+label the models find by themselves may be hard, but is no outlier."""
+
+MAJORITY = 0.5
+"""Another class must be at least this probable: where models know little, what is usual for a class is no evidence."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ def suspect_subsets(
     """Tag suspected mislabeled and out-of-distribution records from non-member predictions alone.
 
     Mislabeled: the confident joint off its diagonal. A class is believed of a record where its mean probability
-    reaches the mean that records labelled so have of it; the record is suspect where another class than its own is
-    believed, and more probable. Of classes that a model does not predict its probability is unknown and taken to be 0.
+    reaches the mean that records labelled so have of it, and :data:`MAJORITY`; the record is suspect where another class
+    than its own is believed, and its label has little support, see :data:`LABEL_SUPPORT`. Of classes that a model does not predict its probability is unknown and taken to be 0.
 
     Out of distribution, among the rest: the mean energy, in each model's own median absolute deviations, lies
-    beyond :data:`ENERGY_FENCE`, and the label has little support, see :data:`LABEL_SUPPORT`.
+    beyond :data:`ENERGY_FENCE`, and the label has little support.
 
     Args:
         label: int64 [N], 0..C-1.
@@ -75,9 +78,10 @@ def suspect_subsets(
     seen = out.sum(axis=0) > 0
     own, believed, best = _belief(label, predicted, predicted_probability, phi, out)
     least = _class_means(own, label, seen, 1 + int(max(label.max(), predicted.max())))
-    mislabeled = seen & (best > own) & (best >= least[believed])
+    unsupported = seen & (own < LABEL_SUPPORT * least[label])
+    mislabeled = unsupported & (best > own) & (best >= np.maximum(least[believed], MAJORITY))
     strangeness = _mean_outside(_in_deviations(energy.astype(np.float64), out), out)
-    ood = seen & ~mislabeled & (own < LABEL_SUPPORT * least[label])
+    ood = unsupported & ~mislabeled
     if ood.any():
         middle, upper = np.quantile(strangeness[seen & ~mislabeled], [0.5, 0.75])
         ood &= strangeness > middle + ENERGY_FENCE * (upper - middle)
