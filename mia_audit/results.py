@@ -138,7 +138,8 @@ class AuditResult:
 
     ``records`` is records.parquet (one row per record). The rest is what the report draws and is not written to
     audit.json: ``curves[arm, subset]`` is (fpr, tpr) of the headline attack, ``bands[arm, subset]`` its 95 % band as
-    (fpr, low, high) where one was computed, ``cells[arm]`` is (member, score) of it, ``arms`` a summary per arm.
+    (fpr, low, high) where one was computed, ``cells[arm]`` is (member, score) of it, ``arms`` a summary per arm,
+    ``query_mode`` how the models were queried.
     """
 
     kind: str
@@ -156,6 +157,7 @@ class AuditResult:
     bands: dict[tuple[str, str], tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
     cells: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     arms: tuple[ArmSummary, ...] = ()
+    query_mode: str = "eval"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of audit.json: plain values, every non-finite number as null."""

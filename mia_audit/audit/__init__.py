@@ -145,6 +145,7 @@ def audit_target(
         bands=bands,
         cells=drawn,
         arms=(),
+        query_mode=query_mode,
     )
 
 
@@ -221,6 +222,7 @@ def audit_pool(
         bands=bands,
         cells=drawn,
         arms=tuple(arm_summary(found, rows) for found in judged.values()),
+        query_mode=query_mode,
     )
 
 

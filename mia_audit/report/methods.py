@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mia_audit.attacks.registry import SPREAD
 from mia_audit.report.words import headline_rows, number, percent, shown
 from mia_audit.results import AuditResult
 
@@ -22,17 +23,21 @@ class Definition:
     link: str
 
 
+_SPREADS = {
+    "moderated": "variances are moderated by empirical Bayes over all records",
+    "shrunk": "means and variances are shrunk by empirical Bayes toward what all records share",
+}
 _LIRA = ("Carlini et al. 2022, Membership inference attacks from first principles", "https://arxiv.org/abs/2112.03570")
 _RMIA = ("Zarifzadeh et al. 2024, Low-cost high-power membership inference", "https://arxiv.org/abs/2312.03262")
 DEFINITIONS = {
     "lira-online": Definition(
-        f"Likelihood ratio of the model's phi (log-odds of the true label) under {_SHADOW}; variances are moderated by "
-        "empirical Bayes over all records, mean over the record's views.",
+        f"Likelihood ratio of the model's phi (log-odds of the true label) under {_SHADOW}; {_SPREADS[SPREAD]}; mean "
+        "over the record's views.",
         *_LIRA,
     ),
     "lira-offline": Definition(
-        "How far the model's phi lies above that of models trained without the record (one-sided tail), with the "
-        "moderated variances of lira-online.",
+        "How far the model's phi lies above that of models trained without the record (one-sided tail); "
+        f"{_SPREADS[SPREAD]}.",
         *_LIRA,
     ),
     "rmia": Definition(
@@ -123,8 +128,7 @@ def measured(result: AuditResult, spec: Mapping[str, Any] | None) -> list[Term]:
     views = (
         "one query a record" if queries == 1 else f"{queries} queries a record (augmented views; the first is plain)"
     )
-    mode = result.target.query_mode if result.target else "eval"
-    statistics = "its running statistics" if mode == "eval" else "the statistics of the query batch"
+    statistics = "its running statistics" if result.query_mode == "eval" else "the statistics of the query batch"
     pool = result.pool
     terms = [
         (
@@ -137,7 +141,7 @@ def measured(result: AuditResult, spec: Mapping[str, Any] | None) -> list[Term]:
             f"The model's outputs (logits or probabilities) only, {views}. The BatchNorm ratios, which no attack uses, "
             "were read from the weights.",
         ),
-        ("Query mode", f"{mode}: BatchNorm used {statistics} while the model was queried."),
+        ("Query mode", f"{result.query_mode}: BatchNorm used {statistics} while the model was queried."),
         (
             "Population",
             "Records of the same source that no shadow model trained on; they give test accuracies and, for rmia, the "
