@@ -51,8 +51,9 @@ def suspect_subsets(
     """Tag suspected mislabeled and out-of-distribution records from non-member predictions alone.
 
     Mislabeled: the confident joint off its diagonal. A class is believed of a record where its mean probability
-    reaches the mean that records labelled so have of it, and :data:`MAJORITY`; the record is suspect where another class
-    than its own is believed, and its label has little support, see :data:`LABEL_SUPPORT`. Of classes that a model does not predict its probability is unknown and taken to be 0.
+    reaches the mean that records labelled so have of it, and :data:`MAJORITY`; the record is suspect where another
+    class than its own is believed and its label has little support, see :data:`LABEL_SUPPORT`. Of classes that a model
+    does not predict, the probability is unknown and taken to be 0.
 
     Out of distribution, among the rest: the mean energy, in each model's own median absolute deviations, lies
     beyond :data:`ENERGY_FENCE`, and the label has little support.
