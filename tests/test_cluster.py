@@ -12,38 +12,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
+from pools import contents, tiny_pool, train_here
+from processes import Child
 
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
-from shadow_pool.prepare import prepare_pool
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.repair import verify_pool
 from shadow_pool.train import cluster
 from shadow_pool.train.schedule import Progress, train_pool
 from shadow_pool.train.unit import TrainingData
-from tests.conftest import train_here, write_digits
-
-PROMISED = ("phi.parquet", "population.parquet", "weights.safetensors")
 
 
-def make(folder: Path, *, n: int = 4, epochs: int = 8, **changes: str) -> tuple[Pool, PoolData]:
-    source = write_digits(folder.parent / "digits.npz", 120)
-    recipe = {"optimizer": "adamw", "lr": 0.005, "batch_size": 16, "epochs": epochs}
-    arms = ["batch"] if changes else ["batch", "none", "none+fit"]
-    spec = {"n": n, "arms": arms, "arch": "mlp", "precision": "fp32", "data": {"source": str(source)}, "recipe": recipe}
-    return prepare_pool(folder, {**spec, **changes})
-
-
-def promised_bytes(pool: Pool) -> dict[tuple[str, int, str], bytes]:
-    return {
-        (arm, index, name): (pool.entry(arm, index) / name).read_bytes()
-        for arm in pool.spec.arms
-        for index in range(pool.spec.n)
-        for name in PROMISED
-    }
+def make(folder: Path, *, epochs: int = 8, **changes: Any) -> tuple[Pool, PoolData]:
+    return tiny_pool(folder, {"arch": "mlp", "recipe": {"epochs": epochs}, **changes})
 
 
 @contextmanager
@@ -94,14 +80,14 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
 
 
 def test_two_workers_give_the_bits_of_one_process(two_workers: Dask, tmp_path: Path) -> None:
-    pool, data = make(tmp_path / "cluster")
+    pool, data = make(tmp_path / "cluster", arms=["batch", "none", "none+fit"])
     seen: list[Progress] = []
     receipts = train_pool(pool, data, scheduler=two_workers.address, on_progress=seen.append)
     assert Counter(receipt.outcome for receipt in receipts) == {"trained": 12}
     assert [progress.done for progress in seen] == list(range(1, 13))
-    alone, data = make(tmp_path / "alone")
+    alone, data = make(tmp_path / "alone", arms=["batch", "none", "none+fit"])
     train_here(alone, data)
-    assert promised_bytes(pool) == promised_bytes(alone)
+    assert contents(pool.path) == contents(alone.path)
     assert train_pool(pool, data, scheduler=two_workers.address) == []
 
 
@@ -134,7 +120,7 @@ def test_workers_without_the_users_files_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("def train(model, dataset, seed, device): pass\n")
-    pool, data = make(tmp_path / "pool", train="own.py:train")
+    pool, data = make(tmp_path / "pool", train="own.py:train", arms=["batch"])
     with pytest.raises(UserError, match=r"2 of 2 Dask workers .* lacks something: train: own.py does not exist"):
         train_pool(pool, data, scheduler=two_workers.address)
     assert pool.missing("batch") == [0, 1, 2, 3]
@@ -171,20 +157,22 @@ def test_without_distributed_the_remedy_is_named(tmp_path: Path, monkeypatch: py
         pass
 
 
+def train_range(folder: Path, indices: range) -> list[str]:
+    """What the receipts of a process that was given these indices say."""
+    pool, data = make(folder)
+    return [receipt.outcome for receipt in train_pool(pool, data, workers=1, indices=indices)]
+
+
 def test_two_processes_with_disjoint_indices_make_one_whole_pool(tmp_path: Path) -> None:
-    source = write_digits(tmp_path / "digits.npz", 120)
-    options = ["--pool", "pool", "--data", str(source), "--n", "4", "--arms", "batch", "--epochs", "8"]
-    command = (sys.executable, "-c", "from mia_audit_cli.main import main; main()", "train-shadows", *options)
-    with ExitStack() as stack:
-        parts = [
-            stack.enter_context(process(*command, "--workers", "1", "--indices", indices, folder=tmp_path))
-            for indices in ("0-1", "2-3")
-        ]
-        assert [part.wait(timeout=240) for part in parts] == [0, 0], (tmp_path / "log.txt").read_text()
-    pool = open_pool(tmp_path / "pool")
-    assert pool.missing("batch") == []
-    found = verify_pool(pool)
-    assert (found.checked, found.leftovers, found.sound) == (4, 0, True)
+    folder = tmp_path / "pool"
+    make(folder)
+    parts = [Child(train_range, folder, indices) for indices in (range(2), range(2, 4))]
+    assert [part.result() for part in parts] == [["trained"] * 4] * 2
+    found = verify_pool(open_pool(folder))
+    assert (found.checked, found.missing, found.leftovers, found.sound) == (8, 0, 0, True)
+    alone, data = make(tmp_path / "alone")
+    train_here(alone, data)
+    assert contents(folder) == contents(alone.path)
 
 
 @pytest.mark.slow
@@ -202,17 +190,17 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_pat
     )
     assert {receipt.outcome for receipt in receipts} == {"trained"}
     found = verify_pool(pool)
-    assert (found.checked, found.missing, found.leftovers, found.sound) == (24, 0, 0, True)
+    assert (found.checked, found.missing, found.leftovers, found.sound) == (16, 0, 0, True)
     alone, data = make(tmp_path / "alone", n=8, epochs=200)
     train_here(alone, data)
-    assert promised_bytes(pool) == promised_bytes(alone)
+    assert contents(pool.path) == contents(alone.path)
 
 
 @pytest.mark.slow
 def test_a_model_that_kills_its_workers_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text("import os\n\ndef train(model, dataset, seed, device):\n    os._exit(9)\n")
-    deadly, data = make(tmp_path / "deadly", train=f"{own}:train")
+    deadly, data = make(tmp_path / "deadly", train=f"{own}:train", arms=["batch"])
     sound, _ = make(tmp_path / "sound")
     with start_dask(tmp_path, workers=1, nanny="--nanny", allowed_failures=0) as dask:
         receipts = train_pool(deadly, data, scheduler=dask.address, indices=range(1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools import write_digits
 from safetensors.torch import load_file
 from torch import nn
 
@@ -23,7 +24,6 @@ from shadow_pool.store.twins import twin_pool
 from shadow_pool.train.requery import stored_model
 from shadow_pool.train.target import train_target
 from shadow_pool.train.unit import TrainingData, Unit, preprocess_of, starting_model, train_unit
-from tests.conftest import write_digits
 
 STILL = {"optimizer": "sgd", "lr": 1e-9, "weight_decay": 0.0, "epochs": 1}
 """A recipe that moves no weight by more than rounding: what a pool's models are is where they started."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools import write_digits
 from torch.utils.data import DataLoader
 
 from shadow_pool.data.preprocess import Scale
@@ -20,7 +21,6 @@ from shadow_pool.store.pool import Pool
 from shadow_pool.train.target import train_target
 from shadow_pool.train.unit import Receipt, TrainingData, Unit, train_unit
 from shadow_pool.train.usertrain import HalfDataset
-from tests.conftest import write_digits
 
 OWN = """
 import copy

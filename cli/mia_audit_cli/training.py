@@ -13,10 +13,12 @@ from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
     from shadow_pool.data.records import PoolData
+    from shadow_pool.prepare import PlannedPool
     from shadow_pool.store.entry import EntryInfo
     from shadow_pool.store.pool import Pool
 
 
+_SCOPES = {"pool": "the pool itself", "target": "one target"}
 DEMO_SPEC = {
     "n": 16,
     "arms": ["batch", "none", "none+fit"],
@@ -57,19 +59,17 @@ def train_shadows(
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
     from mia_audit.initial import initial_weights
-    from shadow_pool.prepare import prepare_pool
+    from shadow_pool.prepare import plan_pool, prepare_pool
 
     chosen = _indices(indices)
     if init is not None:
         changes["init"] = str(init)
-    opened, records = prepare_pool(
-        pool,
-        changes,
-        data_root=data_root,
-        download=download,
-        device=device,
-        initial=initial_weights(changes),
-    )
+    options: dict[str, Any] = {"data_root": data_root, "download": download, "device": device}
+    options["initial"] = initial_weights(changes)
+    if plan:
+        _show_plan(pool, plan_pool(pool, changes, **options), workers=workers, indices=chosen, device=device)
+        return
+    opened, records = prepare_pool(pool, changes, **options)
     warn(opened.manifest.warnings, quiet=quiet)
     _train(opened, records, workers=workers, scheduler=scheduler, indices=chosen, device=device, quiet=quiet)
     if not quiet:
@@ -163,6 +163,34 @@ def _train(
             f"{len(failed)} of {len(receipts)} models failed, the first with: {failed[0].message}; "
             "the others are kept: mend the cause and run the same command again"
         )
+
+
+def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices: range | None, device: str) -> None:
+    from mia_audit.plan import make_plan
+    from shadow_pool.train.schedule import worker_count
+
+    plan = make_plan(pool, planned, workers=worker_count(workers, device), indices=indices, device=device)
+    costs = [
+        [arm.arm, str(arm.models), _span(arm.seconds, arm.at_most), f"{arm.bytes_per_model / 1e6:.1f} MB"]
+        for arm in plan.arms
+    ]
+    console = stdout()
+    console.print(table("Cost of a model on one core", ["arm", "to train", "time", "disk"], costs))
+    console.print(
+        f"all {plan.models} models on {plan.workers} workers: about {_span(plan.seconds, plan.at_most)}, "
+        f"{plan.disk / 1e6:,.0f} MB of disk, {plan.memory / 1e9:.1f} GB of memory\n",
+        markup=False,
+        soft_wrap=True,
+    )
+    rows = [
+        [_SCOPES[row.scope], f"{row.fpr:.1%}", f"{row.nonmembers:,}", "resolved" if row.resolved else "not resolved"]
+        for row in plan.resolution
+    ]
+    console.print(table("Resolution", ["audit of", "FPR", "non-members", "TPR at that FPR"], rows))
+
+
+def _span(seconds: float, at_most: float) -> str:
+    return clock(seconds) if at_most <= seconds else f"{clock(seconds)} to {clock(at_most)}"
 
 
 def _pool_table(pool: Pool) -> None:

@@ -1,0 +1,176 @@
+"""What a pool will cost on this machine and what it can resolve, before a night is spent on it."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mia_audit.metrics.intervals import resolved
+from mia_audit.results import FPRS
+from shadow_pool.arms import parse_arm
+from shadow_pool.data.preprocess import model_input_shape, parse_normalize
+from shadow_pool.models.resolve import build_model
+from shadow_pool.prepare import PlannedPool
+from shadow_pool.queries import PLAIN, query_views
+from shadow_pool.signals import compute_signals
+from shadow_pool.store.entry import entry_path, weights_bytes
+from shadow_pool.train.loop import FIT_LIMIT, TrainingJob, train_model
+from shadow_pool.train.recipe import batch_bounds
+from shadow_pool.train.unit import one_thread
+from shadow_pool.train.usertrain import train_by_user
+
+STEPS = 2
+"""Training steps that are timed per arm, after as many to warm up."""
+_SMALL_FILES = 8_000
+_TABLE_ROW = 40
+
+
+@dataclass(frozen=True)
+class ArmCost:
+    """``models`` to train, ``seconds`` each on one core; ``at_most`` is more where +fit may train on; bytes on disk."""
+
+    arm: str
+    models: int
+    seconds: float
+    at_most: float
+    bytes_per_model: int
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """Whether an FPR is resolved, and from how many non-members (of a pool: cells of one arm)."""
+
+    scope: str
+    fpr: float
+    nonmembers: int
+    resolved: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole pool: ``seconds`` to ``at_most`` on ``workers`` processes, bytes on disk and in memory.
+
+    ``resolution`` has rows of scope ``pool`` (its own report) and ``target`` (half of the records non-members).
+    """
+
+    n: int
+    records: int
+    workers: int
+    arms: tuple[ArmCost, ...]
+    disk: int
+    memory: int
+    resolution: tuple[Resolution, ...]
+
+    @property
+    def models(self) -> int:
+        """Models to train, over all arms."""
+        return sum(arm.models for arm in self.arms)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds for all models."""
+        return sum(arm.models * arm.seconds for arm in self.arms) / self._busy
+
+    @property
+    def at_most(self) -> float:
+        """The same where every +fit model trains to its limit."""
+        return sum(arm.models * arm.at_most for arm in self.arms) / self._busy
+
+    @property
+    def _busy(self) -> int:
+        return max(1, min(self.workers, self.models))
+
+
+def make_plan(
+    pool: Path, planned: PlannedPool, *, workers: int, indices: range | None = None, device: str = "cpu"
+) -> Plan:
+    """Time :data:`STEPS` training steps and the queries of each arm, here and now, and scale them up.
+
+    A machine that does other work meanwhile makes the estimate as much longer. A user's own training function is run
+    whole on that many batches. Writes nothing.
+
+    Args:
+        pool: its folder, where models may be already; they cost nothing more.
+        planned: what :func:`shadow_pool.prepare.plan_pool` gives.
+        workers: processes that will train.
+        indices: train these models only (each arm).
+    """
+    spec, records = planned.spec, planned.data.records
+    wanted = [i for i in range(spec.n) if indices is None or i in indices]
+    missing = {arm: sum(not entry_path(pool, arm, i).exists() for i in wanted) for arm in spec.arms}
+    with one_thread():
+        arms = tuple(_arm_cost(planned, arm, missing[arm], device) for arm in spec.arms)
+    rows = len(records) + len(planned.data.population)
+    half = len(records) // 2
+    sizes = {"pool": spec.n * half, "target": half}
+    return Plan(
+        n=spec.n,
+        records=len(records),
+        workers=workers,
+        arms=arms,
+        disk=sum(arm.models * arm.bytes_per_model for arm in arms) + spec.n * len(records) + rows * _TABLE_ROW,
+        memory=_memory(planned, workers),
+        resolution=tuple(
+            Resolution(scope, fpr, size, resolved(fpr, size)) for scope, size in sizes.items() for fpr in FPRS
+        ),
+    )
+
+
+def _arm_cost(planned: PlannedPool, arm: str, models: int, device: str) -> ArmCost:
+    spec, records = planned.spec, planned.data.records
+    recipe = spec.recipe
+    preprocess = parse_normalize(spec.data.normalize, records.x.shape[1:])
+    shape = model_input_shape(spec.data.normalize, records.x)
+    norm = parse_arm(arm).norm
+    model = build_model(
+        spec.arch, norm, classes=len(records.classes), input_shape=shape, seed=spec.seed, initial=planned.initial
+    )
+    x, label = records.x[: STEPS * recipe.batch_size], records.label[: STEPS * recipe.batch_size]
+    job = TrainingJob(
+        arm=replace(parse_arm(arm), fit=False),
+        recipe=replace(recipe, epochs=1),
+        seed=spec.seed,
+        index=0,
+        device=device,
+        precision=spec.precision,
+    )
+    half = len(records) / 2
+    if spec.train is not None:
+        reference = spec.train
+        run = _timed(lambda: train_by_user(reference, model, x, label, job, preprocess=preprocess))
+        training = run * half / len(x)
+    else:
+        run = _timed(lambda: train_model(model, x, label, job, preprocess=preprocess))
+        steps = recipe.epochs * len(batch_bounds(int(half), recipe.batch_size))
+        training = run / len(batch_bounds(len(x), recipe.batch_size)) * steps
+    views = query_views(spec.queries, records.x.shape[1:])
+    asking = _timed(lambda: compute_signals(model, x, label, preprocess=preprocess, views=(PLAIN,), device=device))
+    evaluations = len({*recipe.evaluate_epochs, recipe.epochs})
+    rows = len(records) + len(planned.data.population)
+    queries = asking / len(x) * rows * (len(views) + evaluations)
+    return ArmCost(
+        arm=arm,
+        models=models,
+        seconds=training + queries,
+        at_most=training * (FIT_LIMIT if parse_arm(arm).fit else 1) + queries,
+        bytes_per_model=len(weights_bytes(model.state_dict())) + rows * (8 * len(views) + 16) + _SMALL_FILES,
+    )
+
+
+def _timed(run: Callable[[], object]) -> float:
+    """Seconds of the second of two runs."""
+    run()
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _memory(planned: PlannedPool, workers: int) -> int:
+    """Bytes: the records once, and in each worker what this process needs besides, its members and their shuffle."""
+    data = planned.data.records.x.nbytes + planned.data.population.x.nbytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return data + workers * (max(0, peak - data) + planned.data.records.x.nbytes)
