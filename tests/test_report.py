@@ -297,6 +297,8 @@ def test_text_of_unknown_origin_is_cut_and_visible() -> None:
         (words.interval((0.7, 0.8)), "[0.700, 0.800]"),
         (words.interval((-0.012, 0.03), 1, scale=100, plus=True), "[−1.2, +3.0]"),
         (words.interval(None), ""),
+        (words.at(20.0), "20"),
+        (words.at(None), words.NOTHING),
         (words.small(1.0), "100 %"),
         (words.small(0.00034), "0.034 %"),
         (words.metric_words("tpr@0.001"), "TPR at 0.1 % FPR"),
@@ -325,6 +327,19 @@ def test_a_study_writes_its_three_files(tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / "study.parquet")
     assert list(frame["verdict"][:3]) == ["holds", "not resolved", "does not hold"]
     assert frame["ci_low"][0] == 0.93
+
+
+def test_a_studys_verdicts_are_counted_and_its_summary_read_in_parts() -> None:
+    study = examples.study()
+    assert words.tally(study.rows) == "Of 3 verdicts 1 hold, 1 do not, 1 are not resolved."
+    assert words.tally(study.rows[3:]).startswith("Nothing was judged")
+    summary = "Holds: a leaks (all); b leaks. Not resolved: c at 0.5 leaks. Recommended: none."
+    assert words.findings(summary) == [
+        ("Holds", "a leaks (all); b leaks."),
+        ("Not resolved", "c at 0.5 leaks."),
+        ("Recommended", "none."),
+    ]
+    assert words.findings("One plain sentence.") == [("", "One plain sentence.")]
 
 
 def test_a_study_report_shows_hostile_text(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from mia_audit.results import SUBSET_ROWS, AuditResult, EffectRow
 from shadow_pool.data.records import Records
 
 if TYPE_CHECKING:
-    from mia_audit.studies.result import StudyResult
+    from mia_audit.studies.result import StudyResult, StudyRow
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -90,8 +90,23 @@ def write_study_report(study: StudyResult, folder: Path) -> Path:
         _picture(f"figure-{place}", figure.title, figure.caption, figure.figure)
         for place, figure in enumerate(study.figures)
     ]
-    page = _render("study.html", study=study, pictures=pictures, settings=methods.settings(study.settings))
+    page = _render(
+        "study.html",
+        study=study,
+        pictures=pictures,
+        settings=methods.settings(study.settings),
+        claims=_by_claim(study.rows),
+        judged=_by_claim([row for row in study.rows if row.verdict is not None]),
+    )
     return _write(page, folder)
+
+
+def _by_claim(rows: Sequence[StudyRow]) -> dict[str, list[StudyRow]]:
+    """Rows of one claim together, claims in the order in which they first come."""
+    claims: dict[str, list[StudyRow]] = {}
+    for row in rows:
+        claims.setdefault(row.claim, []).append(row)
+    return claims
 
 
 def facts(result: AuditResult) -> list[Fact]:

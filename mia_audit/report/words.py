@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mia_audit.results import AttackRow, AuditResult, EffectRow, Interval, TprAtFpr
 from shadow_pool.arms import parse_arm
 from shadow_pool.errors import UserError
+
+if TYPE_CHECKING:
+    from mia_audit.studies.result import StudyRow
 
 NOTHING = "–"
 METRIC_WORDS = {"auc": "AUC", "balanced_accuracy": "balanced accuracy", "epsilon_lower": "epsilon, lower bound"}
@@ -76,6 +81,30 @@ def shown(text: object, limit: int = 120) -> str:
     full = str(text)
     head = "".join("�" if unicodedata.category(c) in ("Cc", "Cs") else c for c in full[:limit])
     return head if len(full) <= limit else f"{head}… ({len(full):,} characters)"
+
+
+def at(value: float | str | None) -> str:
+    """Where on a study's axis a number was taken: ``20``, ``0.3``, ``conv1``."""
+    if value is None:
+        return NOTHING
+    return shown(value, 60) if isinstance(value, str) else f"{value:g}"
+
+
+def findings(summary: str) -> list[tuple[str, str]]:
+    """A summary's sentences, each as (what stands before its colon, the rest); empty where it has no such opening."""
+    parts = re.split(r"(?<=\.) (?=[A-Z])", summary)
+    opened = [re.fullmatch(r"([A-Z][a-z ]{2,30}): (.*)", part, flags=re.DOTALL) for part in parts]
+    return [(match[1], match[2]) if match else ("", part) for match, part in zip(opened, parts, strict=True)]
+
+
+def tally(rows: Sequence[StudyRow]) -> str:
+    """How many of a study's verdicts came out which way, as one sentence."""
+    verdicts = [row.verdict for row in rows if row.verdict is not None]
+    if not verdicts:
+        return "Nothing was judged: no row of this study carries a verdict."
+    held, failed = verdicts.count("holds"), verdicts.count("does not hold")
+    parts = [f"{held} hold", f"{failed} do not", f"{len(verdicts) - held - failed} are not resolved"]
+    return f"Of {len(verdicts)} verdicts {', '.join(parts)}."
 
 
 def arm_words(arm: str) -> str:
