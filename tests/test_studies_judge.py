@@ -75,7 +75,11 @@ def test_the_summary_names_each_claim_once_with_its_places():
         row("less fits", "ood", None, "not resolved"),
         row("a number", "ood", None, None),
     ]
-    assert summarize(rows) == "Holds: more leaks (ood at 3, clean at 0.05). Not resolved: less fits (ood)."
+    assert summarize(rows) == "Holds: more leaks (ood at 3; clean at 0.05). Not resolved: less fits (ood)."
+    other = StudyRow("more leaks", "none", "ood", "auc", 3, 0.5, None, "not resolved")
+    assert (
+        summarize([rows[0], other]) == "Holds: more leaks (batch, ood at 3). Not resolved: more leaks (none, ood at 3)."
+    )
     assert summarize(rows[3:]) == "No claim could be judged."
 
 

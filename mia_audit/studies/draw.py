@@ -1,12 +1,16 @@
-"""The curve every study draws: a mean over models with the interval of the mean."""
+"""What the studies' figures share: the mean over models with its interval, palette, logarithmic axes, legends."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from mia_audit.report.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE
 from mia_audit.studies.judge import pair_mean
+
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, INK, MUTED)
 
 
 def draw_course(axes: Axes, table: pd.DataFrame, label: str, *, marker: str | None = None) -> np.ndarray:
@@ -24,3 +28,20 @@ def draw_course(axes: Axes, table: pd.DataFrame, label: str, *, marker: str | No
     (line,) = axes.plot(table.columns, mean, marker=marker, markersize=3, label=label)
     axes.fill_between(table.columns, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     return mean
+
+
+def log_scale(axes: Axes, names: str) -> None:
+    """Logarithmic axes (``names``: "x", "y" or "xy") with plain numbers at 1, 2 and 5 of each decade."""
+    for name in names:
+        axes.set(**{f"{name}scale": "log"})
+        axis = {"x": axes.xaxis, "y": axes.yaxis}[name]
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def legend_above(axes: Axes, *, columns: int) -> None:
+    """A legend over the plot, for more series than fit inside it; each label once."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axes.figure.legend(once.values(), once.keys(), loc="outside upper center", ncols=columns)

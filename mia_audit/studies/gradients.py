@@ -14,9 +14,9 @@ from scipy import stats
 
 from mia_audit.evidence import load_evidence
 from mia_audit.metrics import vulnerability
-from mia_audit.report.figures import canvas
+from mia_audit.report.figures import MUTED, canvas
 from mia_audit.results import Interval
-from mia_audit.studies.draw import draw_course
+from mia_audit.studies.draw import PALETTE, draw_course, legend_above, log_scale
 from mia_audit.studies.gradient_units import BATCHES, CLEAN_PER_BATCH, DEFINITIONS, measure_gradients
 from mia_audit.studies.judge import pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
@@ -212,10 +212,17 @@ def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: st
         for place, subset in enumerate(subsets):
             mean = part[(part["arm"] == arm) & (part["subset"] == subset)].groupby("epoch")["norm"].mean()
             axes.plot(
-                mean.index, mean, linestyle=style, marker="o", markersize=3, color=f"C{place}", label=f"{arm}, {subset}"
+                mean.index,
+                mean,
+                linestyle=style,
+                marker="o",
+                markersize=3,
+                color=PALETTE[place],
+                label=f"{arm}, {subset}",
             )
-    axes.set(xscale="log", yscale="log", xlabel="epoch", ylabel=f"gradient norm ({definition})")
-    axes.legend()
+    log_scale(axes, "xy")
+    axes.set(xlabel="epoch", ylabel=f"gradient norm ({definition})")
+    legend_above(axes, columns=2)
     what = {"eval": "alone, on running statistics", "batch": "inside a training batch, through its statistics"}
     return StudyFigure(
         f"Gradient norms, definition {definition}",
@@ -241,11 +248,12 @@ def _loss_figure(cells: pd.DataFrame, subsets: tuple[str, ...], classes: int) ->
                 linestyle=style,
                 marker="o",
                 markersize=3,
-                color=f"C{place}",
+                color=PALETTE[place],
                 label=f"{arm}, {subset}",
             )
-    axes.set(xscale="log", yscale="log", xlabel="the record's loss", ylabel="gradient norm (eval)")
-    axes.legend()
+    log_scale(axes, "xy")
+    axes.set(xlabel="the record's loss", ylabel="gradient norm (eval)")
+    legend_above(axes, columns=2)
     return StudyFigure(
         "Gradient norms at equal loss",
         "Mean gradient norm (eval) of members against their own loss, all measured epochs together, by subset (colour) "
@@ -262,8 +270,9 @@ def _push_figure(cells: pd.DataFrame, subsets: tuple[str, ...]) -> StudyFigure:
     for subset in subsets:
         models = alone[alone["subset"] == subset].pivot_table(index="index", columns="epoch", values="push")
         draw_course(axes, models, subset, marker="o")
-    axes.axhline(0, linewidth=1, color="C5")
-    axes.set(xscale="log", xlabel="epoch", ylabel="push on gamma per head")
+    axes.axhline(0, linewidth=1, color=MUTED)
+    log_scale(axes, "x")
+    axes.set(xlabel="epoch", ylabel="push on gamma per head")
     axes.legend()
     return StudyFigure(
         "Who pushes gamma",

@@ -67,13 +67,14 @@ def summarize(rows: Sequence[StudyRow]) -> str:
         by_claim: dict[str, list[str]] = {}
         for row in rows:
             if row.verdict == verdict:
-                by_claim.setdefault(row.claim, []).append(_where(row))
+                arms = {other.arm for other in rows if other.claim == row.claim}
+                by_claim.setdefault(row.claim, []).append(_where(row, arm=len(arms) > 1))
         if by_claim:
-            listed = "; ".join(f"{claim} ({', '.join(dict.fromkeys(places))})" for claim, places in by_claim.items())
+            listed = "; ".join(f"{claim} ({'; '.join(dict.fromkeys(places))})" for claim, places in by_claim.items())
             parts.append(f"{words}: {listed}.")
     return " ".join(parts) or "No claim could be judged."
 
 
-def _where(row: StudyRow) -> str:
+def _where(row: StudyRow, *, arm: bool) -> str:
     at = "" if row.at is None else f" at {row.at:g}" if isinstance(row.at, (int, float)) else f" at {row.at}"
-    return f"{row.subset}{at}"
+    return f"{row.arm}, {row.subset}{at}" if arm else f"{row.subset}{at}"

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mia_audit.metrics import Jackknife
-from mia_audit.report.figures import canvas
+from mia_audit.report.figures import MUTED, canvas
 from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows
+from mia_audit.studies.draw import PALETTE, legend_above
 from mia_audit.studies.judge import verdict_above, verdict_within
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import OUTLIERS, StudyPool, StudySetup, finish, study_pool
@@ -112,15 +113,14 @@ def _figure(
         for k, difference in enumerate(differences.values()):
             x, value, ci = place + 0.18 * (k - 1), difference.estimate[cell], difference.interval(*cell)
             if ci is not None:
-                axes.plot([x, x], ci, color=f"C{k}", linewidth=2)
-            axes.plot(x, value, marker="os^"[k], color=f"C{k}", linestyle="none", label=difference.name)
+                axes.plot([x, x], ci, color=PALETTE[k], linewidth=2)
+            axes.plot(x, value, marker="os^"[k], color=PALETTE[k], linestyle="none", label=difference.name)
     if not drawn:
         return None
-    axes.axhline(0, linewidth=1, color="C5")
+    axes.axhline(0, linewidth=1, color=MUTED)
     axes.set_xticks([place for place, _ in drawn], [share for _, share in drawn])
     axes.set(xlabel="outliers of each kind, share of the records", ylabel=f"difference in AUC, {subset}")
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(*zip(*{label: (h, label) for h, label in zip(handles, labels, strict=True)}.values(), strict=True))
+    legend_above(axes, columns=3)
     return StudyFigure(
         f"BatchNorm's effect on {subset} records",
         f"Differences in AUC between paired arms ({subset} records) with 95 % intervals, by share of outliers: at "

@@ -14,6 +14,7 @@ from mia_audit.metrics import Jackknife
 from mia_audit.report.figures import canvas
 from mia_audit.results import ends
 from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows
+from mia_audit.studies.draw import PALETTE, legend_above
 from mia_audit.studies.judge import pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudyPool, StudySetup, finish, study_pool
@@ -33,8 +34,8 @@ DEFAULTS = {
 }
 ALLOWED_COST = 0.01
 """Test accuracy that a recommended arm may cost, at most: one point."""
-LESS = "leaks less than batch"
-CHEAP = "costs at most one point of test accuracy"
+LESS = "the remedy leaks less than batch"
+CHEAP = "the remedy costs at most one point of test accuracy"
 ACCURACY = "test accuracy"
 RATIO = "gamma/sigma at the end of training"
 EPSILON = "epsilon spent (delta and accountant: Opacus)"
@@ -103,7 +104,7 @@ def _difference_rows(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.n
     name = f"{arm} - batch"
     mean, ci = pair_mean(accuracy[arm] - accuracy["batch"])
     verdict = verdict_above(ci, -ALLOWED_COST)
-    rows = [StudyRow(f"{arm} {CHEAP}", name, "population", "accuracy", None, mean, ci, verdict)]
+    rows = [StudyRow(CHEAP, name, "population", "accuracy", None, mean, ci, verdict)]
     less = Difference.between(found["batch"], found[arm], f"batch - {arm}")
     for i, subset in enumerate(found[arm].subsets):
         for j, metric in enumerate(found[arm].metrics):
@@ -111,7 +112,7 @@ def _difference_rows(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.n
             # TPR at the lowest rates rests on few cells: it is reported, not judged.
             verdict_or_none = verdict_above(ci, 0) if metric == "auc" else None
             value = float(less.estimate[i, j])
-            rows.append(StudyRow(f"{arm} {LESS}", less.name, subset, metric, None, value, ci, verdict_or_none))
+            rows.append(StudyRow(LESS, less.name, subset, metric, None, value, ci, verdict_or_none))
     return rows
 
 
@@ -130,13 +131,13 @@ def _recommendation(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.nd
 
 
 def _figure(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.ndarray], subset: str) -> StudyFigure:
-    figure, axes = canvas()
+    figure, axes = canvas(height=4.0)
     told = []
     for place, (arm, one) in enumerate(found.items()):
         i, j = one.subsets.index(subset), one.metrics.index("auc")
         low, high = one.interval()
         mean, ci = pair_mean(accuracy[arm])
-        x, colour = one.estimate[i, j], f"C{place % 6}"
+        x, colour = one.estimate[i, j], PALETTE[place % len(PALETTE)]
         if (span := ends(low[i, j], high[i, j])) is not None:
             axes.plot(span, [mean, mean], color=colour, linewidth=1.5)
         if ci is not None:
@@ -144,7 +145,7 @@ def _figure(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.ndarray], 
         axes.plot(x, mean, color=colour, marker="osD^vP*X"[place % 8], linestyle="none", label=arm)
         told.append(f"{arm} AUC {x:.2f}, accuracy {mean:.2f}")
     axes.set(xlabel=f"AUC, {subset} records", ylabel="test accuracy")
-    axes.legend()
+    legend_above(axes, columns=3)
     return StudyFigure(
         f"What remedies cost: {subset} records",
         "Test accuracy against what the attack finds, with 95 % intervals; up and to the left is better. "

@@ -7,8 +7,8 @@ import pandas as pd
 
 from mia_audit.batchnorm.ratios import pool_ratios
 from mia_audit.evidence import load_evidence
-from mia_audit.report.figures import canvas
-from mia_audit.studies.draw import draw_course
+from mia_audit.report.figures import MUTED, canvas
+from mia_audit.studies.draw import draw_course, legend_above
 from mia_audit.studies.judge import pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyRow
 from mia_audit.studies.setup import StudyPool
@@ -57,9 +57,9 @@ def network_figures(trained: StudyPool) -> list[StudyFigure]:
         for layer in history["layer"].unique():
             draw_course(axes, _table(history, layer, metric), layer)
         if metric == "ratio_mean":
-            axes.axhline(1, color="C5", linewidth=1)
+            axes.axhline(1, color=MUTED, linewidth=1)
         axes.set(xlabel="epoch", ylabel=METRICS[metric])
-        axes.legend(ncols=2)
+        legend_above(axes, columns=4)
         figures.append(
             StudyFigure(
                 f"Real networks: {METRICS[metric]}",

@@ -16,7 +16,8 @@ import torch
 from mia_audit.batchnorm import simulate
 from mia_audit.batchnorm import theory as one_channel
 from mia_audit.batchnorm.simulate import Course
-from mia_audit.report.figures import canvas
+from mia_audit.report.figures import MUTED, canvas
+from mia_audit.studies.draw import log_scale
 from mia_audit.studies.judge import DOES_NOT_HOLD, HOLDS, sample_mean, verdict_above, verdict_within
 from mia_audit.studies.networks import network_figures, network_rows
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
@@ -188,9 +189,10 @@ def _prediction_figure(seed: int) -> StudyFigure:
     keep = without.numpy() > 1e-6
     figure, axes = canvas()
     ends = [predicted.min(), predicted.max()]
-    axes.plot(ends, ends, color="C5", linewidth=1, label="equal")
+    axes.plot(ends, ends, color=MUTED, linewidth=1, label="equal")
     axes.plot(predicted[keep], measured[keep], linestyle="none", marker="o", markersize=3, label="draws")
-    axes.set(xscale="log", yscale="log", xlabel="(gamma/sigma)^2", ylabel="growth with over without BatchNorm")
+    log_scale(axes, "xy")
+    axes.set(xlabel="(gamma/sigma)^2", ylabel="growth with over without BatchNorm")
     axes.legend()
     return StudyFigure(
         "One step at fixed statistics and equal margins",
@@ -213,8 +215,10 @@ def _live_figure(rows: list[StudyRow], model: str) -> StudyFigure:
             BATCH_SIZES, np.array([row.value for row in chosen], dtype=float), marker="o", label=f"{strength:g}"
         )
         axes.fill_between(BATCH_SIZES, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.axhline(1, color="C5", linewidth=1)
-    axes.set(xscale="log", xlabel="batch size", ylabel="share of the predicted growth", ylim=(0, 1.1))
+    axes.axhline(1, color=MUTED, linewidth=1)
+    log_scale(axes, "x")
+    axes.set_xticks(BATCH_SIZES, [str(size) for size in BATCH_SIZES])
+    axes.set(xlabel="batch size", ylabel="share of the predicted growth", ylim=(0, 1.1))
     axes.legend(title="strength")
     return StudyFigure(
         f"Live statistics: {model}",
