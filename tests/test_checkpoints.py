@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mia_audit.checkpoints import load_into, open_checkpoint, what_would_run
-from mia_audit.state_dicts import match_names, strip_prefixes
+from mia_audit.checkpoints.state_dicts import match_names, strip_prefixes
 from shadow_pool.errors import UserError
 
 

@@ -14,7 +14,7 @@ from hostile import Payload, edit_zip
 from safetensors.torch import save_file
 
 from mia_audit.checkpoints import open_checkpoint
-from mia_audit.inert_pickle import read_inert
+from mia_audit.checkpoints.inert_pickle import read_inert
 from shadow_pool.errors import UserError
 
 STATE = {"a.weight": torch.arange(600.0).view(20, 30), "a.bias": torch.zeros(20)}

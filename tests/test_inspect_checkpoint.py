@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from mia_audit.inspect_checkpoint import inspect_checkpoint
+from mia_audit.checkpoints.inspection import inspect_checkpoint
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 

@@ -33,8 +33,10 @@ def inspect(
     trust: o.TrustOption = False,
 ) -> None:
     """What is in a checkpoint: parameters, layers, norms, gamma/sigma. Needs no pool."""
-    from mia_audit.inspect_checkpoint import inspect_checkpoint
+    from mia_audit.checkpoints.inspection import inspect_checkpoint
 
+    if trust:
+        _say_what_runs(model)
     found = inspect_checkpoint(model, arch=arch, trust=trust)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
@@ -118,6 +120,8 @@ def score(
     from shadow_pool.prepare import pool_data
     from shadow_pool.store.pool import open_pool
 
+    if trust:
+        _say_what_runs(model)
     rules = [parse_rule(text) for text in fail_above or ()]
     opened = open_pool(pool)
     records = pool_data(opened, source=data, data_root=data_root)
@@ -165,6 +169,14 @@ def report(
     with step(f"auditing the pool {pool}", quiet=quiet or as_json):
         result = audit_pool(opened, data=records, subsets=subsets, query_mode=query_mode)
     _write_and_show(result, opened, records, out=out, quiet=quiet, as_json=as_json)
+
+
+def _say_what_runs(model: Path) -> None:
+    """Before a trusted file is opened: the code that opening it runs, on standard error."""
+    from mia_audit.checkpoints import what_would_run
+
+    for name in what_would_run(model):
+        note(f"trusted: opening {model} runs {name}")
 
 
 def audit_and_write(

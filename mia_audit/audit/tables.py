@@ -22,7 +22,7 @@ def record_columns(pool: Pool, tags: Tags, evidence: ArmEvidence) -> pd.DataFram
     """The columns of records.parquet that the target has no part in."""
     records = pool.records
     correct = evidence.predicted == records["label"].to_numpy()
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "id": records["id"],
             "label": records["label"],
@@ -34,6 +34,11 @@ def record_columns(pool: Pool, tags: Tags, evidence: ArmEvidence) -> pd.DataFram
             "memorization": memorization(correct, evidence.membership),
         }
     )
+    if (tags.suspected_label >= 0).any():
+        table["suspected_label"] = pd.array(
+            [None if label < 0 else label for label in tags.suspected_label], dtype="Int64"
+        )
+    return table
 
 
 def pool_table(

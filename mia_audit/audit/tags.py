@@ -15,10 +15,15 @@ SUBSET_CHOICES = ("auto", "given", "none")
 
 @dataclass(frozen=True)
 class Tags:
-    """``subset``: object [N]; ``subset_source``: object [N], None where nothing is known; ``notes`` for warnings."""
+    """Subsets of N records.
+
+    ``subset``: object [N]; ``subset_source``: object [N], None where nothing is known; ``suspected_label``: int64 [N],
+    the class that the models believe of a suspected mislabeled record, else -1; ``notes`` for warnings.
+    """
 
     subset: np.ndarray
     subset_source: np.ndarray
+    suspected_label: np.ndarray
     notes: tuple[str, ...] = ()
 
 
@@ -28,15 +33,15 @@ def choose_tags(choice: str, records: pd.DataFrame, evidence: ArmEvidence) -> Ta
     ``given`` takes what records.parquet says; ``auto`` does too where it says anything, else it suspects from
     the predictions of models that did not train on a record; ``none`` treats all records as one.
     """
-    unknown = np.full(len(records), None, dtype=object)
+    unknown, believed = np.full(len(records), None, dtype=object), np.full(len(records), -1)
     if choice == "none":
-        return Tags(np.full(len(records), "clean", dtype=object), unknown)
+        return Tags(np.full(len(records), "clean", dtype=object), unknown, believed)
     given = records["subset_source"].notna().any()
     if choice == "auto" and not given:
         return _suspected(records["label"].to_numpy(), evidence)
     subset = records["subset"].to_numpy(object)
     source = records["subset_source"].astype(object).where(records["subset_source"].notna(), None).to_numpy(object)
-    return Tags(subset, source)
+    return Tags(subset, source, believed)
 
 
 def _suspected(label: np.ndarray, evidence: ArmEvidence) -> Tags:
@@ -52,10 +57,12 @@ def _suspected(label: np.ndarray, evidence: ArmEvidence) -> Tags:
     source = np.full(len(label), None, dtype=object)
     source[suspected] = "suspected"
     if not suspected.any():
-        return Tags(found.subset, source)
+        return Tags(found.subset, source, found.label)
+    accuracy = (evidence.predicted == label)[~evidence.membership].mean()
     counts = " and ".join(f"{(found.subset == name).sum()} {name}" for name in ("mislabeled", "ood"))
     note = (
         f"the data has no subset tags: {counts} records are suspected from the predictions of models that did not "
-        "train on them (--subsets none turns this off)"
+        f"train on them and are right about {accuracy:.0%} of all records: the lower this, the more suspects are wrong "
+        "(--subsets none turns this off)"
     )
-    return Tags(found.subset, source, (note,))
+    return Tags(found.subset, source, found.label, (note,))

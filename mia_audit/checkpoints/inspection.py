@@ -12,8 +12,8 @@ from torch import nn
 
 from mia_audit.batchnorm.ratios import layer_kinds, layer_ratios
 from mia_audit.checkpoints import Checkpoint, load_into, open_checkpoint
+from mia_audit.checkpoints.state_dicts import State
 from mia_audit.results import LayerRatio, plain
-from mia_audit.state_dicts import State
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import ratios, ratios_from_state
 from shadow_pool.models.resolve import build_model

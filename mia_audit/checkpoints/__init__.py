@@ -11,9 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from mia_audit.checkpoint_files import EXPORT, LEGACY, SAFETENSORS, TORCH, TORCHSCRIPT, allowed_bytes, recognise
-from mia_audit.inert_pickle import Inert, read_inert, refused_names
-from mia_audit.state_dicts import CONTAINERS, State, find_state, match_names, misfit, plain_tensors, strip_prefixes
+from mia_audit.checkpoints.files import EXPORT, LEGACY, SAFETENSORS, TORCH, TORCHSCRIPT, allowed_bytes, recognise
+from mia_audit.checkpoints.inert_pickle import Inert, read_inert, refused_names
+from mia_audit.checkpoints.state_dicts import (
+    CONTAINERS,
+    State,
+    find_state,
+    match_names,
+    misfit,
+    plain_tensors,
+    strip_prefixes,
+)
 from shadow_pool.errors import UserError, one_line
 from shadow_pool.store.files import file_sha256
 from shadow_pool.usercode import describe, importable
