@@ -17,8 +17,8 @@ from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 from shadow_pool.spec import Recipe
 from shadow_pool.train import private
-from shadow_pool.train.loop import TrainingJob
-from shadow_pool.train.private import DELTA, epsilon_spent, noise_multiplier, refuse_unprivate, train_private
+from shadow_pool.train.loop import TrainingJob, train_model
+from shadow_pool.train.private import DELTA, epsilon_spent, noise_multiplier, refuse_unprivate
 
 
 class CentredOnBatch(nn.Module):
@@ -51,7 +51,7 @@ def features(n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 
 def train(model: nn.Module, task: TrainingJob, n: int = 60) -> tuple[dict[str, Tensor], object]:
     x, y = features(n)
-    outcome = train_private(model, x, y, task, preprocess=lambda batch: batch)
+    outcome = train_model(model, x, y, task, preprocess=lambda batch: batch)
     return {key: value.clone() for key, value in model.state_dict().items()}, outcome
 
 
@@ -89,7 +89,7 @@ def test_one_record_alone_moves_the_sum_by_at_most_the_clipping_norm(monkeypatch
     for parts in (1_000_000, 7 * sum(p.numel() for p in model.parameters())):  # in one piece, and in pieces of seven
         monkeypatch.setattr(private, "_GRADIENT_VALUES", parts)
         model = make()
-        train_private(model, x, y, task, preprocess=lambda batch: batch)
+        train_model(model, x, y, task, preprocess=lambda batch: batch)
         for name, value in model.named_parameters():
             torch.testing.assert_close(initial[name] - value, expected[name], rtol=1e-3, atol=1e-7)
 
@@ -163,7 +163,7 @@ def test_layers_in_place_and_a_single_logit_train() -> None:
     assert math.isfinite(outcome.loss)
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     x, y = features()
-    assert train_private(model, x, y % 2, job(), preprocess=lambda batch: batch).epochs == 2
+    assert train_model(model, x, y % 2, job(), preprocess=lambda batch: batch).epochs == 2
 
 
 def test_digits_are_learned_and_epochs_reported() -> None:
@@ -171,7 +171,7 @@ def test_digits_are_learned_and_epochs_reported() -> None:
     x = (digits.images[:600, None] / 8 - 1).astype(np.float32)
     model = build_model("mlp(width=32, depth=1)", "group", classes=10, input_shape=(1, 8, 8), seed=0)
     seen: list[int] = []
-    outcome = train_private(
+    outcome = train_model(
         model,
         x,
         digits.target[:600].astype(np.int64),
@@ -182,6 +182,15 @@ def test_digits_are_learned_and_epochs_reported() -> None:
     assert seen == [1, 2, 3, 4, 5, 6]
     assert outcome.loss < 1.2
     assert not any(p.grad_sample is not None or p.summed_grad is not None for p in model.parameters())
+
+
+def test_a_forward_that_branches_on_values_is_refused() -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(UserError, match="cannot take through Branching: RuntimeError"):
+        train(Branching(6, 3), job())
 
 
 def test_an_epsilon_that_no_noise_reaches_is_said() -> None:

@@ -161,6 +161,8 @@ def test_names_of_torchvision_and_of_a_module() -> None:
         ("{net}:made", "makes a fresh torch.nn.Module, got a Linear"),
         ("{net}:Net(num_classes=4)", r"must give logits of shape \[2, 3\] .* got \[2, 4\]"),
         ("lenet", r"lenet needs images"),
+        ("mlp(classes=4)", r"mlp must give logits of shape \[2, 3\]"),
+        ("builtins:dict", "failed to build a model"),
         ("torchvision:resnet18", r"does not take a batch of the records, shape \[2, 5\]"),
     ],
 )
@@ -202,6 +204,9 @@ def test_literals_of_every_kind_are_taken() -> None:
         {"a": 1, "b": -2.5, "c": "(x)", "d": (1, 2), "e": None, "f": {"k": [True]}},
     )
     assert parse_arch("lenet") == ("lenet", {})
+    assert parse_arch("mlp(a='x.py:y')") == ("mlp", {"a": "x.py:y"})
+    assert parse_arch("/a (b)/n.py:Net(w=2)") == ("/a (b)/n.py:Net", {"w": 2})
+    assert parse_arch("/a (b)/n.py:Net") == ("/a (b)/n.py:Net", {})
     assert parse_arch("lenet()") == ("lenet", {})
 
 

@@ -316,7 +316,7 @@ def coupling_layer(model: nn.Module, x: Tensor) -> str | None:
     """The name of the innermost module that couples the records of a batch (see :func:`couples_batch`), or None."""
     if len(x) < 2:
         raise ValueError(f"x must hold at least 2 records, got {len(x)}")
-    probe = copy.deepcopy(model).train()
+    probe, x = copy.deepcopy(model).cpu().train(), x.cpu()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in probe.parameters():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from shadow_pool.models.zoo import ZOO
 from shadow_pool.usercode import describe, is_reference, load_object
 
 _PROBE = 4
+_ARCH = re.compile(r"(?P<name>.*?\.py:\w+|[^(]*)(?P<call>\(.*)?", re.DOTALL)
 
 
 def build_model(
@@ -32,9 +34,9 @@ def build_model(
 ) -> nn.Module:
     """A fresh model on the CPU in float32, its weights drawn from ``seed`` alone.
 
-    The same seed gives the layers that two arms share the same weights; ``initial`` takes their place. A model from
-    outside the zoo is checked: its inputs and outputs must fit the records, and an arm without BatchNorm must be
-    without coupling.
+    The same seed gives the layers that two arms share the same weights; ``initial`` takes their place. Inputs and
+    outputs must fit the records, and a model from outside the zoo must be without coupling where the arm is without
+    BatchNorm.
 
     Args:
         arch: ``lenet``, ``torchvision:NAME``, ``timm:NAME``, ``module:factory`` or ``path/file.py:factory``, each
@@ -65,27 +67,28 @@ def build_model(
     if initial is not None:
         model.load_state_dict(initial)
     twin = to_norm(model, norm, trained=initial is not None)
-    if name not in ZOO:
-        check_model(twin, input_shape, classes, arch=name)
-        if norm != "batch":
-            _refuse_coupling(twin, name, norm, input_shape)
+    check_model(twin, input_shape, classes, arch=name)
+    if name not in ZOO and norm != "batch":
+        _refuse_coupling(twin, name, norm, input_shape)
     return twin
 
 
 def parse_arch(arch: str) -> tuple[str, dict[str, Any]]:
     """``file.py:Net(width=2)`` -> ``("file.py:Net", {"width": 2})``. Only literals are taken; nothing is run."""
-    name, parenthesis, inside = arch.strip().partition("(")
-    if not parenthesis:
+    match = _ARCH.fullmatch(arch.strip())
+    assert match is not None  # the second alternative takes any text
+    name, call = match["name"], match["call"]
+    if call is None:
         return name, {}
     refused = UserError(f"arch arguments must be keyword literals, as in {name}(width=2), got {arch.strip()!r}")
     try:
-        call = ast.parse(f"f({inside}", mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        tree = ast.parse(f"f{call}", mode="eval").body
+        if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
             raise refused
-        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords if word.arg is not None}
+        options = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords if word.arg is not None}
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise refused from None
-    if len(options) != len(call.keywords):
+    if len(options) != len(tree.keywords):
         raise refused
     return name, options
 
@@ -173,13 +176,12 @@ def _timm(name: str, given: dict[str, Any], options: dict[str, Any]) -> Any:
 
 
 def _call(name: str, factory: Callable[..., Any], given: dict[str, Any], options: dict[str, Any]) -> Any:
-    parameters = inspect.signature(factory).parameters
-    named = {key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
-    if len(named) == len(parameters):
-        for option in options:
-            if option not in named:
-                raise unknown_name(f"argument of arch {name}", option, named)
     try:
+        parameters = inspect.signature(factory).parameters
+        named = {key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        unknown = [option for option in options if option not in named]
+        if unknown and len(named) == len(parameters):
+            raise unknown_name(f"argument of arch {name}", unknown[0], named)
         return factory(**{key: value for key, value in given.items() if key in named} | options)
     except UserError:
         raise

@@ -66,16 +66,17 @@ def train_model(
     ``on_epoch(epoch, model, loss)`` is called after every epoch, counted from 1, with the epoch's mean training
     loss; it may put the model in any mode but must not touch its weights. Training that meets a non-finite loss
     stops there and says so. On a CPU the result depends on nothing but the arguments and the processor type:
-    one thread, no global generator.
+    one thread, no global generator. An arm with +dp trains as :mod:`shadow_pool.train.private` says.
     """
-    if job.arm.dp is not None:
-        from shadow_pool.train.private import train_private
-
-        return train_private(model, x, label, job, preprocess=preprocess, on_epoch=on_epoch)
     model.to(job.device)
     inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
-    limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
-    epochs = _epochs(model, inputs, labels, job, preprocess, limit)
+    if job.arm.dp is None:
+        limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
+        epochs = _epochs(model, inputs, labels, job, preprocess, limit)
+    else:
+        from shadow_pool.train.private import private_epochs, spent
+
+        epochs = private_epochs(model, inputs, labels, job, preprocess)
     loss, reached, epoch = math.nan, False, 0
     with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
         for epoch, loss in enumerate(epochs, start=1):
@@ -87,7 +88,11 @@ def train_model(
             if reached:
                 break
     return TrainingOutcome(
-        epochs=epoch, loss=loss, diverged=not math.isfinite(loss), reached=reached if job.arm.fit else None
+        epochs=epoch,
+        loss=loss,
+        diverged=not math.isfinite(loss),
+        reached=reached if job.arm.fit else None,
+        epsilon=None if job.arm.dp is None else spent(job, len(labels), epoch),
     )
 
 

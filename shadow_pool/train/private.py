@@ -25,8 +25,9 @@ from shadow_pool import seeds
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import coupling_layer
 from shadow_pool.models.resolve import logits_of
-from shadow_pool.train.loop import OnEpoch, TrainingJob, TrainingOutcome, cross_entropy
+from shadow_pool.train.loop import TrainingJob, cross_entropy
 from shadow_pool.train.recipe import augment_epoch, learning_rate, make_optimizer
+from shadow_pool.usercode import describe
 
 DELTA = 1e-5
 """The delta of every guarantee here."""
@@ -36,48 +37,56 @@ _GRADIENT_VALUES = 50_000_000
 """At most this many values of records' gradients are held at once."""
 
 
-def train_private(
+def private_epochs(
     model: nn.Module,
-    x: np.ndarray,
-    label: np.ndarray,
+    inputs: Tensor,
+    labels: Tensor,
     job: TrainingJob,
-    *,
     preprocess: Callable[[Tensor], Tensor],
-    on_epoch: OnEpoch | None = None,
-) -> TrainingOutcome:
-    """:func:`shadow_pool.train.loop.train_model` with (job.arm.dp, :data:`DELTA`) differential privacy.
+) -> Iterator[float]:
+    """Train ``model`` in place with (job.arm.dp, :data:`DELTA`) differential privacy, epoch by epoch.
 
     An epoch is ceil(N / batch_size) steps, each on a batch that holds every record with probability
     batch_size / N. Gradients are clipped to the recipe's ``gradient_clip``, 1 where that is off. float32.
 
-    Returns:
-        The outcome, with the epsilon that the accountant gives for the steps that were made.
+    Yields:
+        The mean training loss over the records that an epoch drew.
 
     Raises:
         UserError: the model couples the records of a batch, or keeps statistics of them, whatever its layers
             are called; or no noise is large enough for so small an epsilon.
     """
-    assert job.arm.dp is not None
-    model.to(job.device)
-    inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
+    from opacus.optimizers import DPOptimizer
+
+    recipe = job.recipe
     refuse_unprivate(model, preprocess(inputs[:_PROBE]), arm=job.arm.name)
-    rate = min(1.0, job.recipe.batch_size / len(labels))
-    steps = job.recipe.epochs * math.ceil(len(labels) / job.recipe.batch_size)
-    noise = noise_multiplier(job.arm.dp, rate, steps)
-    loss, epoch = math.nan, 0
-    epochs = _epochs(model, inputs, labels, job, preprocess, noise, rate)
-    with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
-        for epoch, loss in enumerate(epochs, start=1):
-            if not math.isfinite(loss):
-                break
-            if on_epoch is not None:
-                on_epoch(epoch, model, loss)
-    return TrainingOutcome(
-        epochs=epoch,
-        loss=loss,
-        diverged=not math.isfinite(loss),
-        epsilon=epsilon_spent(noise, rate, steps * epoch // job.recipe.epochs),
+    noise, rate, per_epoch = _plan(job, len(labels))
+    optimizer = DPOptimizer(
+        make_optimizer(model, recipe),
+        noise_multiplier=noise,
+        max_grad_norm=recipe.gradient_clip or _CLIP,
+        expected_batch_size=rate * len(labels),
+        generator=torch.Generator(job.device).manual_seed(seeds.integer(job.seed, "dp-noise", job.index)),
     )
+    # What the records' gradients are computed for at once, to bound their memory.
+    part = max(1, _GRADIENT_VALUES // sum(parameter.numel() for parameter in model.parameters()))
+    for epoch in range(recipe.epochs):
+        rng = seeds.stream(job.seed, "poisson-batches", job.index, epoch)
+        x = augment_epoch(inputs, recipe, rng)
+        model.train()
+        total, drawn = torch.zeros((), device=inputs.device), 0
+        for step in range(per_epoch):
+            rows = torch.from_numpy(np.flatnonzero(rng.random(len(labels)) < rate)).to(inputs.device)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(recipe, epoch * per_epoch + step, recipe.epochs * per_epoch)
+            parts = rows.split(part)
+            for count, some in enumerate(parts, start=1):
+                total += _put_record_gradients(model, preprocess(x[some]), labels[some], recipe.label_smoothing)
+                optimizer.signal_skip_step(count < len(parts))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            drawn += len(rows)
+        yield float(total) / max(drawn, 1)
 
 
 @lru_cache
@@ -101,6 +110,12 @@ def noise_multiplier(epsilon: float, rate: float, steps: int) -> float:
             f"+dp({epsilon:g}): no noise keeps {steps} steps at sampling rate {rate:.3g} within that epsilon; "
             "use a larger epsilon or fewer epochs"
         ) from None
+
+
+def spent(job: TrainingJob, records: int, epochs: int) -> float:
+    """The epsilon that ``epochs`` epochs of the job on so many records have spent, by the accountant."""
+    noise, rate, per_epoch = _plan(job, records)
+    return epsilon_spent(noise, rate, epochs * per_epoch)
 
 
 def epsilon_spent(noise: float, rate: float, steps: int) -> float:
@@ -129,8 +144,8 @@ def refuse_unprivate(model: nn.Module, x: Tensor, *, arm: str) -> None:
             f"arm {arm}: {layer} mixes the records of a batch, so DP-SGD gives no guarantee; use group+dp or none+dp"
         )
     after = []
-    for records in (x, 3 * x + 1):
-        probe = copy.deepcopy(model).train()
+    for records in (x.cpu(), 3 * x.cpu() + 1):
+        probe = copy.deepcopy(model).cpu().train()
         with torch.no_grad(), seeds.torch_stream(0):
             probe(records)
         after.append(dict(probe.named_buffers()))
@@ -140,47 +155,6 @@ def refuse_unprivate(model: nn.Module, x: Tensor, *, arm: str) -> None:
                 f"arm {arm}: buffer {name} is computed from the records without noise, so DP-SGD gives no guarantee; "
                 "use a layer without running statistics"
             )
-
-
-def _epochs(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    job: TrainingJob,
-    preprocess: Callable[[Tensor], Tensor],
-    noise: float,
-    rate: float,
-) -> Iterator[float]:
-    """Train epoch by epoch, yielding each one's mean training loss over the records drawn."""
-    from opacus.optimizers import DPOptimizer
-
-    recipe = job.recipe
-    per_epoch = math.ceil(len(labels) / recipe.batch_size)
-    optimizer = DPOptimizer(
-        make_optimizer(model, recipe),
-        noise_multiplier=noise,
-        max_grad_norm=recipe.gradient_clip or _CLIP,
-        expected_batch_size=rate * len(labels),
-        generator=torch.Generator(job.device).manual_seed(seeds.integer(job.seed, "dp-noise", job.index)),
-    )
-    part = max(1, _GRADIENT_VALUES // sum(parameter.numel() for parameter in model.parameters()))
-    for epoch in range(recipe.epochs):
-        rng = seeds.stream(job.seed, "poisson-batches", job.index, epoch)
-        x = augment_epoch(inputs, recipe, rng)
-        model.train()
-        total, drawn = torch.zeros((), device=inputs.device), 0
-        for step in range(per_epoch):
-            rows = torch.from_numpy(np.flatnonzero(rng.random(len(labels)) < rate)).to(inputs.device)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(recipe, epoch * per_epoch + step, recipe.epochs * per_epoch)
-            parts = rows.split(part)
-            for count, some in enumerate(parts, start=1):
-                total += _put_record_gradients(model, preprocess(x[some]), labels[some], recipe.label_smoothing)
-                optimizer.signal_skip_step(count < len(parts))
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            drawn += len(rows)
-        yield float(total) / max(drawn, 1)
 
 
 def _put_record_gradients(model: nn.Module, x: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
@@ -196,10 +170,23 @@ def _put_record_gradients(model: nn.Module, x: Tensor, labels: Tensor, label_smo
             parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
         return x.new_zeros(())
     values = {name: parameter.detach() for name, parameter in trained.items()}
-    gradients, losses = vmap(grad_and_value(loss_of), (None, 0, 0), randomness="different")(values, x, labels)
+    try:
+        gradients, losses = vmap(grad_and_value(loss_of), (None, 0, 0), randomness="different")(values, x, labels)
+    except RuntimeError as error:
+        raise UserError(
+            f"+dp needs the gradient of each record, which torch.func cannot take through {type(model).__name__}: "
+            f"{describe(error)}; a forward must not branch on its input's values"
+        ) from error
     for name, parameter in trained.items():
         parameter.grad_sample = gradients[name]  # type: ignore[attr-defined]
     return losses.sum()
+
+
+def _plan(job: TrainingJob, records: int) -> tuple[float, float, int]:
+    """(noise multiplier, probability that a record is in a batch, steps of an epoch)."""
+    assert job.arm.dp is not None
+    rate, per_epoch = min(1.0, job.recipe.batch_size / records), math.ceil(records / job.recipe.batch_size)
+    return noise_multiplier(job.arm.dp, rate, job.recipe.epochs * per_epoch), rate, per_epoch
 
 
 @contextmanager
