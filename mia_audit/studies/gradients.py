@@ -8,6 +8,9 @@ judged early, and between records of equal loss. The third quantity is who pushe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -205,21 +208,19 @@ def rank_correlation(a: np.ndarray, b: np.ndarray) -> tuple[float, Interval | No
     return rho, (float(np.tanh(middle - half)), float(np.tanh(middle + half)))
 
 
+def _parts(cells: pd.DataFrame, subsets: tuple[str, ...]) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+    """The cells of each arm and subset with the line they are drawn by: subset by colour, arm by dash."""
+    for arm, dash in zip(cells["arm"].unique(), ("-", "--"), strict=True):
+        for subset, colour in zip(subsets, PALETTE, strict=False):
+            style = {"linestyle": dash, "color": colour, "marker": "o", "markersize": 3, "label": f"{arm}, {subset}"}
+            yield cells[(cells["arm"] == arm) & (cells["subset"] == subset)], style
+
+
 def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: str) -> StudyFigure:
     figure, axes = canvas()
-    part = cells[cells["definition"] == definition]
-    for arm, style in zip(part["arm"].unique(), ("-", "--"), strict=True):
-        for place, subset in enumerate(subsets):
-            mean = part[(part["arm"] == arm) & (part["subset"] == subset)].groupby("epoch")["norm"].mean()
-            axes.plot(
-                mean.index,
-                mean,
-                linestyle=style,
-                marker="o",
-                markersize=3,
-                color=PALETTE[place],
-                label=f"{arm}, {subset}",
-            )
+    for part, style in _parts(cells[cells["definition"] == definition], subsets):
+        mean = part.groupby("epoch")["norm"].mean()
+        axes.plot(mean.index, mean, **style)
     log_scale(axes, "xy")
     axes.set(xlabel="epoch", ylabel=f"gradient norm ({definition})")
     legend_above(axes, columns=2)
@@ -235,22 +236,11 @@ def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: st
 def _loss_figure(cells: pd.DataFrame, subsets: tuple[str, ...], classes: int) -> StudyFigure:
     figure, axes = canvas()
     edges = np.geomspace(0.02, 3, 10) * np.log(classes)
-    part = cells[cells["definition"] == "eval"]
-    for arm, style in zip(part["arm"].unique(), ("-", "--"), strict=True):
-        for place, subset in enumerate(subsets):
-            chosen = part[(part["arm"] == arm) & (part["subset"] == subset)]
-            binned = chosen.groupby(pd.cut(chosen["loss"], edges, labels=False))["norm"].agg(["mean", "count"])
-            shown = binned[binned["count"] >= FEWEST_CELLS]
-            middle = np.sqrt(edges[1:] * edges[:-1])[shown.index.astype(int)]
-            axes.plot(
-                middle,
-                shown["mean"],
-                linestyle=style,
-                marker="o",
-                markersize=3,
-                color=PALETTE[place],
-                label=f"{arm}, {subset}",
-            )
+    for part, style in _parts(cells[cells["definition"] == "eval"], subsets):
+        binned = part.groupby(pd.cut(part["loss"], edges, labels=False))["norm"].agg(["mean", "count"])
+        shown = binned[binned["count"] >= FEWEST_CELLS]
+        middle = np.sqrt(edges[1:] * edges[:-1])[shown.index.astype(int)]
+        axes.plot(middle, shown["mean"], **style)
     log_scale(axes, "xy")
     axes.set(xlabel="the record's loss", ylabel="gradient norm (eval)")
     legend_above(axes, columns=2)

@@ -65,7 +65,7 @@ def _foreign_inputs(
         if not records.is_image:
             raise UserError(
                 "ood records of features need a real source with the same features; give one with --ood-from, "
-                "or leave --ood out"
+                "or use --ood 0"
             )
         return _in_range_of(records.x, _photo_patches(rng, count, records.x.shape[1:]))
     # Its labels are not used, but a table's label column must be known, so as not to become a feature.
