@@ -166,13 +166,14 @@ class _Paired:
     score: tuple[np.ndarray, np.ndarray]
 
     def auc_interval(self, difference: float) -> dict[str, Interval]:
-        """95 % interval of the AUC's difference, by metric; none where its variance is estimated as 0."""
+        """95 % interval of the AUC's difference, by metric; none where either AUC's own is estimated as sure."""
         influence = np.zeros(len(self.here[0]))
         for sign, here, member, score in zip((-1, 1), self.here, self.member, self.score, strict=True):
-            influence[here] += sign * _auc_influence(member[here], score[here])
+            own = _auc_influence(member[here], score[here])
+            if not own.any():
+                return {}
+            influence[here] += sign * own
         variance = float(influence @ influence)
-        if variance <= 1e-18:
-            return {}
         half = float(stats.norm.ppf(0.975)) * math.sqrt(variance)
         return {"auc": (max(difference - half, -1.0), min(difference + half, 1.0))}
 

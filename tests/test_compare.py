@@ -87,6 +87,7 @@ def test_an_audit_does_not_differ_from_itself(records: Records, tmp_path: Path) 
         assert row.difference == 0
         assert row.ci is not None
         assert row.ci[0] <= 0 <= row.ci[1]
+    assert find(made, "all", "auc").ci == (0, 0)
     assert made.warnings == ()
 
 
@@ -133,6 +134,17 @@ def test_intervals_of_equal_models_hold_their_level(records: Records, tmp_path: 
             hits[metric] += ci[0] <= 0 <= ci[1]
     # 38 expected; fewer than 33 has a chance below 1 in 500.
     assert min(hits.values()) >= 33
+
+
+def test_full_separation_is_not_taken_for_certainty(records: Records, tmp_path: Path) -> None:
+    member = np.arange(len(records)) % 2 == 0
+    a = written(audit(records, member, member + 0.1), tmp_path / "a")
+    b = written(audit(records, member, member + np.random.default_rng(0).normal(size=len(records))), tmp_path / "b")
+    row = find(compare(a, b), "all", "auc")
+    assert row.a == 1
+    assert not row.paired
+    assert row.ci is not None
+    assert row.ci[0] < row.difference < row.ci[1]
 
 
 def test_unresolved_rates_join_the_audits_own_intervals(records: Records, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from mia_audit.metrics.intervals import resolved
 from mia_audit.report.words import NOTHING, headline_attack, shown, small
-from mia_audit.results import AuditResult, EffectRow
+from mia_audit.results import AttackRow, AuditResult, EffectRow
 
 # Each hue becomes a CSS variable in the report, so that figures follow its light and dark theme. The hues are Okabe
 # and Ito's, darkened for contrast on white; they stay apart under the common kinds of colour blindness.
@@ -90,9 +91,9 @@ def to_svg(figure: Figure, *, name: str, alt: str) -> str:
 def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -> None:
     """ROC curves of ``keys``, pairs of (arm, subset), on log-log axes with the chance line.
 
-    A curve's 95 % band is shaded where the result holds one, drawn straight between the FPRs it was computed at;
-    bars are the intervals of the audit's table at its resolved FPRs, set slightly apart. Curves are named by subset,
-    or by arm where they differ in arm.
+    A curve's 95 % band is shaded where the result holds one and the FPR is resolved, straight between the FPRs it was
+    computed at; bars are the intervals of the audit's table at its resolved FPRs, set slightly apart. Curves are
+    named by subset, or by arm where they differ in arm.
     """
     by_arm = len({arm for arm, _ in keys}) > 1
     smallest = min((fpr[fpr > 0].min() for fpr, _ in (result.curves[key] for key in keys) if (fpr > 0).any()))
@@ -103,9 +104,7 @@ def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -
         label, dash = key[0] if by_arm else key[1], _DASHES[place % len(_DASHES)]
         colour = _CYCLE[place % len(_CYCLE)] if by_arm else _SUBSET_COLOURS[key[1]]
         axes.plot(grid, _step(*result.curves[key], grid), color=colour, linestyle=dash, linewidth=1.8, label=label)
-        if key in result.bands:
-            fpr, low, high = result.bands[key]
-            axes.fill_between(fpr, np.maximum(low, left / 10), high, color=colour, alpha=0.15, linewidth=0)
+        _band(axes, result, key, colour, floor=left / 10)
         _interval_bars(axes, result, key, colour, 1.06 ** (place - (len(keys) - 1) / 2))
     axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.3))
     axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
@@ -122,14 +121,30 @@ def _step(fpr: np.ndarray, tpr: np.ndarray, grid: np.ndarray) -> np.ndarray:
     return np.where(best > 0, best, np.nan)
 
 
-def _interval_bars(axes: Axes, result: AuditResult, key: tuple[str, str], colour: str, shift: float) -> None:
+def _row(result: AuditResult, key: tuple[str, str]) -> AttackRow | None:
+    """The headline attack's row for (arm, subset)."""
     chosen = headline_attack(result)
-    for row in result.attacks:
-        if chosen is None or (row.attack, row.arm, row.subset) != (chosen[0], *key):
-            continue
-        for point in row.tpr_at_fpr:
-            if point.resolved and point.tpr and point.ci is not None:
-                axes.plot([point.fpr * shift] * 2, point.ci, color=colour, linewidth=1.4, solid_capstyle="butt")
+    rows = (
+        row for row in result.attacks if chosen is not None and (row.attack, row.arm, row.subset) == (chosen[0], *key)
+    )
+    return next(rows, None)
+
+
+def _band(axes: Axes, result: AuditResult, key: tuple[str, str], colour: str, *, floor: float) -> None:
+    row = _row(result, key)
+    if row is None or key not in result.bands:
+        return
+    fpr, low, high = result.bands[key]
+    shown_part = np.array([resolved(value, row.nonmembers) for value in fpr])
+    low, high = np.maximum(low, floor)[shown_part], high[shown_part]
+    axes.fill_between(fpr[shown_part], low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _interval_bars(axes: Axes, result: AuditResult, key: tuple[str, str], colour: str, shift: float) -> None:
+    row = _row(result, key)
+    for point in row.tpr_at_fpr if row is not None else ():
+        if point.resolved and point.ci is not None:
+            axes.plot([point.fpr * shift] * 2, point.ci, color=colour, linewidth=1.4, solid_capstyle="butt")
 
 
 def plot_scores(axes: Axes, member: np.ndarray, score: np.ndarray, *, name: str) -> None:
