@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing.resource_tracker
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import joblib
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 T = TypeVar("T")
 
@@ -39,11 +41,28 @@ def _interrupts_held() -> Iterator[None]:
     A terminal sends Ctrl-C to every process of the group. Ending workers is the parent's business; a worker that
     hears it too, while it still imports, prints a traceback.
     """
+    _start_trackers()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_trackers() -> None:
+    """The helpers that clear semaphores and shared memory away after a crash: starting them unblocks SIGINT.
+
+    They warn, in terms of multiprocessing, of what they clear after an interrupt; nobody can do anything about it.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker:UserWarning"]))
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+        loky_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _call(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
