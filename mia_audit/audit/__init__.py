@@ -28,7 +28,7 @@ from mia_audit.batchnorm.effect import effect_rows
 from mia_audit.batchnorm.ratios import layer_kinds, layer_ratios, pool_ratios
 from mia_audit.evidence import REPORT_MODELS, ArmEvidence, arm_trains, load_evidence, reference_arms, subset_masks
 from mia_audit.metrics.records import false_positive_rate
-from mia_audit.results import AttackRow, AuditResult, EffectRow
+from mia_audit.results import ArmSummary, AttackRow, AuditResult, EffectRow
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import ratios
@@ -91,9 +91,8 @@ def audit_target(
     cells = {name: scores_of_pool(name, evidence) for name in chosen}
     headline_attack = HEADLINE if HEADLINE in chosen else chosen[0]
     rows = _target_rows(target, evidence, masks, scores, cells) if target.member is not None else []
-    effect, effect_notes = _recipe_effect(
-        pool, data, [HEADLINE], masks, query_mode, remembering_jackknife(), {target.arm: evidence}
-    )
+    load, memo = _loader(pool, data, query_mode, {target.arm: evidence}), remembering_jackknife()
+    effect, effect_notes = _recipe_effect(pool, load, [HEADLINE], masks, memo)
     if twins:
         twin_rows, twin_notes = twin_effect(
             pool,
@@ -144,7 +143,7 @@ def audit_target(
         curves=curves,
         bands=bands,
         cells=drawn,
-        arms=(),
+        arms=_arm_summaries(pool, load, masks, memo),
         query_mode=query_mode,
     )
 
@@ -188,7 +187,8 @@ def audit_pool(
         for name in chosen
         for row in pool_rows(name, arm, memo(name, found, masks), found.membership, masks)
     ]
-    effect, effect_notes = _recipe_effect(pool, data, chosen, masks, query_mode, memo, judged)
+    load = _loader(pool, data, query_mode, evidence)
+    effect, effect_notes = _recipe_effect(pool, load, chosen, masks, memo)
     skipped = [
         f"arm {a}: {len(e.indices)} usable models, {REPORT_MODELS} are needed"
         for a, e in evidence.items()
@@ -221,7 +221,7 @@ def audit_pool(
         curves=curves,
         bands=bands,
         cells=drawn,
-        arms=tuple(arm_summary(found, rows) for found in judged.values()),
+        arms=_arm_summaries(pool, load, masks, memo),
         query_mode=query_mode,
     )
 
@@ -254,19 +254,10 @@ def _target_rows(
     return rows
 
 
-def _recipe_effect(
-    pool: Pool,
-    data: PoolData | None,
-    attacks: Sequence[str],
-    masks: Mapping[str, np.ndarray],
-    query_mode: str,
-    measure: Measure,
-    known: Mapping[str, ArmEvidence],
-) -> tuple[list[EffectRow], list[str]]:
-    """Effect rows of scope ``recipe`` for each attack, and notes on references that could not serve."""
-    references, notes = reference_arms(pool)
-    if not references:
-        return [], list(notes)
+def _loader(
+    pool: Pool, data: PoolData | None, query_mode: str, known: Mapping[str, ArmEvidence]
+) -> Callable[[str], ArmEvidence]:
+    """Evidence by arm, each read once."""
     evidence = dict(known)
 
     def load(arm: str) -> ArmEvidence:
@@ -274,6 +265,18 @@ def _recipe_effect(
             evidence[arm] = load_evidence(pool, arm, query_mode=query_mode, data=data)
         return evidence[arm]
 
+    return load
+
+
+def _recipe_effect(
+    pool: Pool,
+    load: Callable[[str], ArmEvidence],
+    attacks: Sequence[str],
+    masks: Mapping[str, np.ndarray],
+    measure: Measure,
+) -> tuple[list[EffectRow], list[str]]:
+    """Effect rows of scope ``recipe`` for each attack, and notes on references that could not serve."""
+    references, notes = reference_arms(pool)
     found = [
         row
         for matched, arm in references
@@ -281,6 +284,21 @@ def _recipe_effect(
         for row in effect_rows(attack, matched, load("batch"), load(arm), masks, measure)
     ]
     return found, [*notes, *(note for _, arm in references for note in fit_warnings(load(arm)))]
+
+
+def _arm_summaries(
+    pool: Pool, load: Callable[[str], ArmEvidence], masks: Mapping[str, np.ndarray], measure: Measure
+) -> tuple[ArmSummary, ...]:
+    """What each arm of the pool achieves and leaks: what a remedy that was trained beside the others would do."""
+    found = []
+    for arm in pool.spec.arms:
+        row = None
+        if arm_trains(pool, arm) and len(load(arm).indices) >= REPORT_MODELS:
+            evidence = load(arm)
+            jackknife = measure(HEADLINE, evidence, masks)
+            row = pool_rows(HEADLINE, arm, jackknife, evidence.membership, masks)[0]
+        found.append(arm_summary(arm, pool.scan(arm)[0].values(), row))
+    return tuple(found)
 
 
 def _unique(texts: Iterable[str]) -> tuple[str, ...]:

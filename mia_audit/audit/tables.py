@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,9 +12,10 @@ from mia_audit.audit.tags import Tags
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence
 from mia_audit.metrics.records import false_positive_rate, memorization, vulnerability
-from mia_audit.results import ArmSummary, AttackRow, Interval, PoolInfo, TargetInfo, TprAtFpr
+from mia_audit.results import ArmSummary, AttackRow, PoolInfo, TargetInfo
 from shadow_pool.data.records import PoolData
 from shadow_pool.models.norms import norm_layers
+from shadow_pool.store.entry import EntryInfo
 from shadow_pool.store.pool import Pool
 
 
@@ -101,21 +102,16 @@ def pool_info(pool: Pool, tags: Tags) -> PoolInfo:
     )
 
 
-def arm_summary(evidence: ArmEvidence, rows: Sequence[AttackRow]) -> ArmSummary:
-    auc: float | None = None
-    auc_ci: Interval | None = None
-    points: tuple[TprAtFpr, ...] = ()
-    for row in rows:
-        if (row.attack, row.arm, row.subset) == (HEADLINE, evidence.arm, "all"):
-            auc, auc_ci, points = row.auc, row.auc_ci, row.tpr_at_fpr
+def arm_summary(arm: str, infos: Collection[EntryInfo], row: AttackRow | None) -> ArmSummary:
+    """One arm of a pool; ``row`` is the headline attack over all its cells, None where it does not train."""
     return ArmSummary(
-        arm=evidence.arm,
-        trained=True,
-        test_accuracy=_mean(info.population_accuracy for info in evidence.infos),
-        member_accuracy=_mean(info.member_accuracy for info in evidence.infos),
-        auc=auc,
-        auc_ci=auc_ci,
-        tpr_at_fpr=points,
+        arm=arm,
+        trained=row is not None,
+        test_accuracy=_mean(info.population_accuracy for info in infos),
+        member_accuracy=_mean(info.member_accuracy for info in infos),
+        auc=row.auc if row else None,
+        auc_ci=row.auc_ci if row else None,
+        tpr_at_fpr=row.tpr_at_fpr if row else (),
     )
 
 
