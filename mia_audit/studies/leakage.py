@@ -85,7 +85,9 @@ def _effect_rows(differences: Mapping[str, Difference], found: Jackknife, at: st
             for name, difference in differences.items():
                 value, ci = float(difference.estimate[i, j]), difference.interval(i, j)
                 claim = CONTROL if name == "control" else f"{ADDS} at equal {name}"
-                rows.append(StudyRow(claim, difference.name, subset, metric, at, value, ci, verdict_above(ci, 0)))
+                # The claims are about AUC; TPR at low rates rests on few cells: it is reported, not judged.
+                verdict = verdict_above(ci, 0) if metric == "auc" else None
+                rows.append(StudyRow(claim, difference.name, subset, metric, at, value, ci, verdict))
                 if metric == "auc" and name != "control":
                     claim = f"{AS_REPORTED} at equal {name}"
                     verdict = verdict_within(ci, *PAPER)
