@@ -77,7 +77,8 @@ def workspace(entry: Path) -> Iterator[Path]:
     shows which model a killed worker was at.
     """
     temporary = temporary_path(entry)
-    shutil.rmtree(temporary, ignore_errors=True)
+    if temporary.exists():
+        shutil.rmtree(temporary)
     temporary.mkdir()
     try:
         yield temporary

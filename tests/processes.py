@@ -1,0 +1,88 @@
+"""Real processes for tests of crashes and concurrency, forked from a server that has imported torch once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pools import train_here
+
+from shadow_pool.prepare import pool_data
+from shadow_pool.store.pool import open_pool
+
+_SERVER = multiprocessing.get_context("forkserver")
+_SERVER.set_forkserver_preload(["pandas", "pools", "mia_audit.evidence", "shadow_pool.train.schedule"])
+
+
+class Child:
+    """A process running ``function(*arguments)``; ``result()`` waits for what it returned, or None if it died."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._ours, theirs = _SERVER.Pipe(duplex=False)
+        self._process = _SERVER.Process(target=_run, args=(theirs, function, arguments))
+        self._process.start()
+        theirs.close()
+
+    def started(self) -> None:
+        """Wait until the function is about to be called."""
+        assert self._ours.recv() == "started"
+
+    def kill(self) -> None:
+        """kill -9"""
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.join()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def result(self, timeout: float = 300) -> Any:
+        try:
+            while self._ours.poll(timeout):
+                message = self._ours.recv()
+                if message != "started":
+                    return message
+            raise TimeoutError("the child is still running")
+        except EOFError:
+            return None
+        finally:
+            self._process.join(10)
+
+
+def _run(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    pipe.send("started")
+    pipe.send(function(*arguments))
+
+
+def train_all(folder: Path) -> list[tuple[str, int, str]]:
+    """Train what the pool lacks, in this process: (arm, index, outcome) of each model."""
+    pool = open_pool(folder)
+    return [(r.unit.arm, r.unit.index, r.outcome) for r in train_here(pool, pool_data(pool))]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 120) -> bool:
+    """Whether ``condition`` came true in time."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()

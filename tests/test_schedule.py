@@ -1,0 +1,216 @@
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import pytest
+from pools import contents, tiny_pool, train_here
+from processes import Child, alive, wait_until
+
+from shadow_pool.errors import UserError
+from shadow_pool.prepare import pool_data
+from shadow_pool.store.entry import temporary_path
+from shadow_pool.store.pool import open_pool
+from shadow_pool.train import schedule
+from shadow_pool.train.schedule import train_pool
+from shadow_pool.train.unit import Receipt, Unit
+from shadow_pool.train.workers import run_in_workers
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    pool, data = tiny_pool(tmp_path_factory.mktemp("schedule") / "pool", {"arms": ["batch", "none", "none+fit"]})
+    train_here(pool, data)
+    return pool, data
+
+
+@pytest.fixture
+def fresh(trained, tmp_path):
+    source = {"data": {"source": trained[0].spec.data.source}}
+    return tiny_pool(tmp_path / "pool", {"arms": ["batch", "none", "none+fit"], **source})
+
+
+class Workers:
+    """Stands in for worker processes: ``deadly`` units kill their worker, and so break the round, when they start."""
+
+    def __init__(self, deadly, cost=1):
+        self.deadly, self.cost, self.rounds = set(deadly), cost, []
+
+    def run(self, function, calls, *, workers):
+        units = [unit for unit, _ in calls]
+        self.rounds.append((workers, [(u.arm, u.index) for u in units]))
+        while units:
+            together, units = units[:workers], units[workers:]
+            if any((u.arm, u.index) in self.deadly for u in together):
+                for u in together:
+                    temporary_path(u.entry).parent.mkdir(parents=True, exist_ok=True)
+                    temporary_path(u.entry).mkdir()
+                raise BrokenProcessPool
+            yield from (Receipt(u, "trained") for u in together)
+
+
+def outcomes(receipts):
+    return {(r.unit.arm, r.unit.index): r.outcome for r in receipts}
+
+
+def test_a_fit_arm_waits_for_all_others_whatever_the_order(fresh, monkeypatch):
+    workers = Workers([])
+    monkeypatch.setattr(schedule, "run_in_workers", workers.run)
+    seen = []
+    train_pool(*fresh, workers=4, on_progress=lambda p: seen.append((p.done, p.total)))
+    assert [{arm for arm, _ in units} for _, units in workers.rounds] == [{"batch", "none"}, {"none+fit"}]
+    assert seen == [(i, 12) for i in range(1, 13)]
+
+
+def test_only_what_is_missing_and_asked_for_is_trained(fresh, monkeypatch):
+    pool, data = fresh
+    pool.entry("batch", 1).mkdir(parents=True)
+    workers = Workers([])
+    monkeypatch.setattr(schedule, "run_in_workers", workers.run)
+    receipts = train_pool(pool, data, workers=2, indices=range(1, 3))
+    assert set(outcomes(receipts)) == {("batch", 2), ("none", 1), ("none", 2), ("none+fit", 1), ("none+fit", 2)}
+    assert train_pool(pool, data, workers=2, indices=range(40, 50)) == []
+
+
+def test_a_model_that_kills_its_worker_is_found_out_and_costs_no_other(fresh, monkeypatch):
+    pool, data = fresh
+    workers = Workers([("batch", 2)])
+    monkeypatch.setattr(schedule, "run_in_workers", workers.run)
+    found = outcomes(train_pool(pool, data, workers=4))
+    assert found.pop(("batch", 2)) == "failed"
+    assert len(found) == 11
+    assert set(found.values()) == {"trained"}
+    # Together with its neighbours, by half the workers, then alone in a worker of its own.
+    suspects = [units for _, units in workers.rounds if ("batch", 2) in units]
+    assert [len(units) for units in suspects] == [8, 4, 1]
+    assert not list(pool.path.rglob("*.tmp"))
+
+
+def test_a_leftover_of_an_earlier_run_puts_no_model_under_suspicion(fresh, monkeypatch):
+    pool, data = fresh
+    stale = temporary_path(pool.entry("none", 3))
+    stale.mkdir(parents=True)
+    workers = Workers([("batch", 0)])
+    monkeypatch.setattr(schedule, "run_in_workers", workers.run)
+    train_pool(pool, data, workers=2)
+    assert not stale.exists()
+    assert [units for _, units in workers.rounds[1:] if ("none", 3) in units] == [workers.rounds[1][1]]
+
+
+def test_workers_that_die_before_they_train_anything_end_the_run(fresh, monkeypatch):
+    def die(function, calls, *, workers):
+        raise BrokenProcessPool
+        yield
+
+    monkeypatch.setattr(schedule, "run_in_workers", die)
+    with pytest.raises(UserError, match=r"died 3 times before they trained anything.*fewer --workers"):
+        train_pool(*fresh, workers=2)
+
+
+def test_a_busy_model_is_waited_for_after_the_others(fresh, monkeypatch):
+    asked = []
+
+    def run(function, calls, *, workers):
+        for unit, _ in calls:
+            asked.append((unit.arm, unit.index, unit.wait))
+            yield Receipt(unit, "busy" if unit == Unit(unit.pool, "batch", 1) and not unit.wait else "trained")
+
+    monkeypatch.setattr(schedule, "run_in_workers", run)
+    receipts = train_pool(*fresh, workers=2)
+    assert len(receipts) == 12
+    assert asked.index(("batch", 1, True)) == 8
+
+
+def test_one_worker_is_this_process_and_trains_the_same_bits(fresh, trained):
+    receipts = train_pool(*fresh, workers=1)
+    assert {receipt.outcome for receipt in receipts} <= {"trained", "chance"}
+    assert contents(fresh[0].path) == contents(trained[0].path)
+
+
+# ------------------------------------------------------------------ real workers; started once, then shared
+
+
+def test_two_workers_train_the_same_bits_even_if_one_is_killed(fresh, trained):
+    pool, data = fresh
+    killed = []
+
+    def kill_one(progress):
+        if not killed:
+            killed.extend(workers_of(os.getpid())[:1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    receipts = train_pool(pool, data, workers=2, on_progress=kill_one)
+    assert killed
+    assert {receipt.outcome for receipt in receipts} <= {"trained", "chance"}
+    assert len(receipts) == 12
+    assert not list(pool.path.rglob("*.tmp"))
+    assert contents(pool.path) == contents(trained[0].path)
+
+
+def test_workers_are_deaf_to_ctrl_c():
+    asked = "__import__('signal').pthread_sigmask(0, [])"
+    assert all(signal.SIGINT in blocked for blocked in list(run_in_workers(eval, [(asked,)] * 3, workers=2)))
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_training_imports_no_compiler_and_nothing_else_that_takes_seconds():
+    code = """
+import sys
+import numpy as np
+from torch import nn
+from shadow_pool.arms import parse_arm
+from shadow_pool.spec import Recipe
+from shadow_pool.train.unit import TrainingJob, train_model, train_unit
+for optimizer in ("sgd", "adamw"):
+    job = TrainingJob(arm=parse_arm("batch"), recipe=Recipe(optimizer=optimizer, gradient_clip=1.0), seed=0, index=0)
+    x, label = np.zeros((8, 3), np.float32), np.zeros(8, np.int64)
+    train_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), x, label, job, preprocess=lambda x: x)
+heavy = ("torch._dynamo", "torchvision", "pandas", "sklearn", "opacus", "matplotlib", "sympy", "typer")
+print([name for name in heavy if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def train_with_workers(folder):
+    """In a session of its own, as a command in a terminal is."""
+    os.setsid()
+    try:
+        pool = open_pool(folder)
+        train_pool(pool, pool_data(pool), workers=2)
+    except KeyboardInterrupt:
+        return "interrupted"
+    return "done"
+
+
+def workers_of(parent):
+    """Process ids of loky's workers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) != parent:
+                continue
+            if b"popen_loky_posix" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", ["kill", "interrupt"])
+def test_workers_end_with_their_parent(trained, tmp_path, how):
+    source = {"source": trained[0].spec.data.source}
+    pool, _ = tiny_pool(tmp_path / "pool", {"recipe": {"epochs": 5000}, "data": source})
+    child = Child(train_with_workers, pool.path)
+    assert wait_until(lambda: len(list(pool.path.rglob("*.tmp"))) == 2)
+    workers = workers_of(child.pid)
+    assert len(workers) == 2
+    if how == "kill":
+        child.kill()
+    else:
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.result() == "interrupted"
+    assert wait_until(lambda: not any(map(alive, workers)), timeout=20)
+    assert pool.missing("batch") == [0, 1, 2, 3]
