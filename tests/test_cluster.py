@@ -132,7 +132,7 @@ def test_a_scheduler_without_workers_or_with_threads_is_refused(
     monkeypatch.setattr(cluster, "WAIT", 0.5)
     pool, data = make(tmp_path / "pool")
     for workers, message in [(0, "must have workers, found none in 0.5 s"), (1, r"must have one thread each.*\(2\)")]:
-        here = LocalCluster(n_workers=workers, threads_per_worker=2, processes=False, dashboard_address=None)
+        here = LocalCluster(n_workers=workers, threads_per_worker=2, processes=False, dashboard_address=":0")
         with here, pytest.raises(UserError, match=message):
             train_pool(pool, data, scheduler=here.scheduler_address)
 
@@ -199,7 +199,7 @@ def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_pat
 @pytest.mark.slow
 def test_a_model_that_kills_its_workers_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
-    own.write_text("import os\n\ndef train(model, dataset, seed, device):\n    os._exit(9)\n")
+    own.write_text(f"import os\n\ndef train(*rest):\n    assert os.getpid() != {os.getpid()}\n    os._exit(9)\n")
     deadly, data = make(tmp_path / "deadly", train=f"{own}:train", arms=["batch"])
     sound, _ = make(tmp_path / "sound")
     with start_dask(tmp_path, workers=1, nanny="--nanny", allowed_failures=0) as dask:

@@ -351,3 +351,27 @@ def test_history_holds_the_evaluated_epochs_by_subset_and_membership(pool):
     assert len(ratios) >= 2
     assert (ratios["value"] > 0).all()
     assert pool.history("none", 0).query("metric == 'ratio_mean'").empty
+
+
+class Viewing(nn.Module):
+    """Flattens a feature map of several channels by ``view``, which takes only maps in the usual order."""
+
+    def __init__(self, flatten):
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 10)
+        self.flatten = flatten
+
+    def forward(self, x):
+        return self.linear(self.flatten(self.conv(x)))
+
+
+@pytest.mark.parametrize(
+    ("flatten", "channels_last"), [(lambda x: x.view(len(x), -1), False), (lambda x: x.flatten(1), True)]
+)
+def test_images_train_in_channels_last_order_where_the_model_can(flatten, channels_last):
+    x, label = digits_like(40)
+    torch.manual_seed(0)
+    model = Viewing(flatten)
+    outcome = train(model, x, label, epochs=4)
+    assert outcome.loss < 2
+    assert model.conv(torch.zeros(2, 1, 8, 8)).is_contiguous() is not channels_last

@@ -128,6 +128,10 @@ def _backend(client: Client, data: TrainingData) -> Any:
     class Backend(DaskDistributedBackend):
         """joblib's own never ends a task that Dask gives up (its worker died too often): this one ends it failed."""
 
+        def effective_n_jobs(self, n_jobs: int) -> int:
+            # joblib would run a single job in this process.
+            return max(2, int(super().effective_n_jobs(n_jobs)))
+
         def submit(self, func: Any, callback: Callable[[list[Receipt]], None]) -> Any:
             future = super().submit(func, callback)
 

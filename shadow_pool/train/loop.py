@@ -71,6 +71,7 @@ def train_model(
     model.to(job.device)
     inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
     if job.arm.dp is None:
+        preprocess = _laid_out(model, inputs, preprocess)
         limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
         epochs = _epochs(model, inputs, labels, job, preprocess, limit)
     else:
@@ -126,6 +127,23 @@ def _epochs(
             optimizer.step(learning_rate(recipe, step, steps))
             step += 1
         yield float(total) / len(labels)
+
+
+def _laid_out(model: nn.Module, inputs: Tensor, preprocess: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Put model and batches of images into channels-last order, in which convolutions run up to 1.4 times as fast.
+
+    A model whose forward cannot take that (``view`` of a feature map) keeps the usual order.
+    """
+    x = preprocess(inputs[:2])
+    if x.ndim != 4:
+        return preprocess
+    try:
+        with torch.no_grad(), seeds.torch_stream(0):
+            model.to(memory_format=torch.channels_last).eval()(x.to(memory_format=torch.channels_last))
+    except RuntimeError:
+        model.to(memory_format=torch.contiguous_format)
+        return preprocess
+    return lambda batch: preprocess(batch).to(memory_format=torch.channels_last)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
