@@ -78,8 +78,8 @@ def eval_gradients(
     parts = []
     with _mode(model, train=False):
         for start in range(0, len(x), chunk):
-            inputs = preprocess(torch.from_numpy(x[start : start + chunk]).to(device))
-            parts.append(vmap(measure)(inputs, torch.from_numpy(label[start : start + chunk]).to(device)))
+            inputs = preprocess(torch.from_numpy(np.array(x[start : start + chunk])).to(device))
+            parts.append(vmap(measure)(inputs, torch.from_numpy(np.array(label[start : start + chunk])).to(device)))
     return _gather(parts, list(gammas))
 
 

@@ -129,7 +129,7 @@ def _logits(
     # Equal parts, so that no last batch of one record meets batch statistics.
     bounds = np.linspace(0, len(x), -(-len(x) // _BATCH) + 1).astype(int)
     for start, stop in pairwise(bounds):
-        batch = apply_view(torch.from_numpy(np.ascontiguousarray(x[start:stop])).to(device), view)
+        batch = apply_view(torch.from_numpy(np.array(x[start:stop])).to(device), view)
         parts.append(logits_of(model(preprocess(batch))).float().cpu().numpy())
     return two_columns(np.concatenate(parts))
 

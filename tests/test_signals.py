@@ -143,3 +143,11 @@ def test_signals_do_not_depend_on_which_records_are_asked_together(count):
     x = np.random.default_rng(1).normal(size=(600, 1, 2, 2)).astype(np.float32)
     whole, part = ask(model, x, np.zeros(600, np.int64)), ask(model, x[:count], np.zeros(count, np.int64))
     assert part.phi == pytest.approx(whole.phi[:count], abs=1e-5)
+
+
+def test_inputs_shared_read_only_between_workers_are_taken_without_a_warning(recwarn):
+    x, label = np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64)
+    x.setflags(write=False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    compute_signals(model, x, label, preprocess=lambda batch: batch.float(), views=(PLAIN,))
+    assert not recwarn.list
