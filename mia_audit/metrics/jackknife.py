@@ -116,7 +116,7 @@ def jackknife_pool(
     """Score a pool of complementary pairs, whole and without each pair, and measure all of it.
 
     Cost: pairs + 1 times that of scoring and sorting the pool, O(models^2 x records x queries): 64 models of 1,500
-    records about a second, of 5,000 records about five. phi is held in memory, twice.
+    records one to three seconds, of 5,000 about ten. phi is held in memory, twice.
 
     Args:
         attack: as :func:`mia_audit.attacks.pool_scores`.
