@@ -135,10 +135,12 @@ def _train(
 ) -> None:
     """Train what is missing with progress shown; a model that failed for good is an error at the end."""
     from shadow_pool.errors import UserError
+    from shadow_pool.store.drift import drift_warnings
     from shadow_pool.store.repair import discard_damaged
     from shadow_pool.train.schedule import train_pool
 
     warn((f"{error}: it is trained again" for error in discard_damaged(pool)), quiet=quiet)
+    warn(drift_warnings(pool, device=device, here=True), quiet=quiet)
     todo = sum(index in (indices or range(pool.spec.n)) for arm in pool.spec.arms for index in pool.missing(arm))
     if not todo:
         note(f"pool {pool.path}: nothing is missing", quiet=quiet)

@@ -32,6 +32,7 @@ from mia_audit.results import ArmSummary, AttackRow, AuditResult, EffectRow
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import ratios
+from shadow_pool.store.drift import drift_warnings
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.schedule import Progress
@@ -119,6 +120,7 @@ def audit_target(
     info = target_info(target, evidence, data, query_mode)
     warnings = (
         *pool.manifest.warnings,
+        *drift_warnings(pool, device=device, here=True),
         *evidence.notes,
         *target.warnings,
         *notes,
@@ -209,6 +211,7 @@ def audit_pool(
         warnings=_unique(
             (
                 *pool.manifest.warnings,
+                *drift_warnings(pool, here=query_mode == "batch"),
                 *(note for found in evidence.values() for note in found.notes),
                 *skipped,
                 *untrained,
