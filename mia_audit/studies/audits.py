@@ -19,26 +19,28 @@ LEVEL = "what the attack finds"
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference of two arms: estimate [subsets, metrics] and the same without each pair."""
+    """A comparison of paired arms: the estimate and the ends of its 95 % interval, each [subsets, metrics]."""
 
     name: str
     estimate: np.ndarray
-    replicates: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
     @classmethod
     def between(cls, ours: Jackknife, theirs: Jackknife, name: str) -> Difference:
         """``ours`` minus ``theirs``, the same pair deleted in both."""
-        return cls(name, ours.estimate - theirs.estimate, ours.replicates - theirs.replicates)
+        return cls(name, *ours.minus(theirs))
+
+    @classmethod
+    def mostly_fit(cls, batch: Jackknife, epochs: Jackknife, fit: Jackknife, name: str) -> Difference:
+        """(batch - epochs) - 2 (batch - fit): above zero where over half of the first vanishes at equal fit."""
+        estimate = 2 * fit.estimate - epochs.estimate - batch.estimate
+        replicates = 2 * fit.replicates - epochs.replicates - batch.replicates
+        return cls(name, estimate, *jackknife_interval(estimate, replicates))
 
     def interval(self, subset: int, metric: int) -> Interval | None:
-        """95 % interval of one entry (delete-a-pair jackknife)."""
-        low, high = jackknife_interval(self.estimate, self.replicates)
-        return ends(low[subset, metric], high[subset, metric])
-
-    def minus_twice(self, other: Difference) -> Difference:
-        """Above zero where more than half of this difference vanishes in ``other``."""
-        name = f"({self.name}) - 2 ({other.name})"
-        return Difference(name, self.estimate - 2 * other.estimate, self.replicates - 2 * other.replicates)
+        """The interval of one entry; None where there is none."""
+        return ends(self.low[subset, metric], self.high[subset, metric])
 
 
 def audit_arms(trained: StudyPool, arms: Iterable[str], *, query_mode: str = "eval") -> dict[str, Jackknife]:

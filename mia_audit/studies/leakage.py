@@ -46,6 +46,7 @@ def leakage(setup: StudySetup) -> StudyResult:
         rows += [row for arm, one in found.items() for row in level_rows(one, arm, share)]
         differences = _differences(trained, found)
         rows += _effect_rows(differences, next(iter(found.values())), share)
+        rows += _fit_rows(trained, found, share)
         effects[share] = (differences, found)
     figures = [_figure(effects, subset) for subset in ("all", "clean", *OUTLIERS)]
     settings = {
@@ -92,12 +93,22 @@ def _effect_rows(differences: Mapping[str, Difference], found: Jackknife, at: st
                     claim = f"{AS_REPORTED} at equal {name}"
                     verdict = verdict_within(ci, *PAPER)
                     rows.append(StudyRow(claim, difference.name, subset, metric, at, value, ci, verdict))
-        if "fit" in differences:
-            excess = differences["epochs"].minus_twice(differences["fit"])
-            j = found.metrics.index("auc")
-            ci = excess.interval(i, j)
-            value = float(excess.estimate[i, j])
-            rows.append(StudyRow(MOSTLY_FIT, excess.name, subset, "auc", at, value, ci, verdict_above(ci, 0)))
+    return rows
+
+
+def _fit_rows(trained: StudyPool, found: Mapping[str, Jackknife], at: str) -> list[StudyRow]:
+    """Whether most of the difference at equal epochs vanishes at equal fit, by subset, in AUC."""
+    arms = trained.references()
+    if "fit" not in arms:
+        return []
+    name = f"(batch - {arms['epochs']}) - 2 (batch - {arms['fit']})"
+    excess = Difference.mostly_fit(found["batch"], found[arms["epochs"]], found[arms["fit"]], name)
+    j = found["batch"].metrics.index("auc")
+    rows = []
+    for i, subset in enumerate(found["batch"].subsets):
+        ci = excess.interval(i, j)
+        value = float(excess.estimate[i, j])
+        rows.append(StudyRow(MOSTLY_FIT, name, subset, "auc", at, value, ci, verdict_above(ci, 0)))
     return rows
 
 
