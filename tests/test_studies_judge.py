@@ -27,6 +27,13 @@ def test_pair_mean_leaves_out_a_pair_with_nan():
     assert pair_mean(np.array([1.0, np.nan, 2.0, 4.0, 5.0, 5.0])) == pair_mean(np.array([2.0, 4.0, 5.0, 5.0]))
 
 
+def test_the_interval_of_a_share_ends_at_one():
+    values = np.array([1.0, 1.0, 1.0, 1.0, 0.9, 0.9])
+    mean, (low, high) = pair_mean(values, within=(0.0, 1.0))
+    assert (mean, high) == (pytest.approx(values.mean()), 1.0)
+    assert low == pytest.approx(pair_mean(values)[1][0])
+
+
 def test_pair_mean_covers():
     rng = np.random.default_rng(0)
     # Partners that err in opposite directions, as complementary halves do.

@@ -8,21 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mia_audit.report.figures import BLUE, GREEN, INK, MUTED, ORANGE, PURPLE
-from mia_audit.studies.judge import pair_mean
+from mia_audit.studies.judge import SHARE, pair_mean
 
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, INK, MUTED)
 
 
-def draw_course(axes: Axes, table: pd.DataFrame, label: str, *, marker: str | None = None) -> np.ndarray:
+def draw_course(
+    axes: Axes, table: pd.DataFrame, label: str, *, marker: str | None = None, share: bool = False
+) -> np.ndarray:
     """Draw the mean over models with its 95 % interval (over pairs) as a band.
 
     Args:
         table: [models, epochs], models in whole pairs; the columns are the epochs.
+        share: the values are shares; the band stays between 0 and 1.
 
     Returns:
         The means [epochs].
     """
-    summary = [pair_mean(table[epoch].to_numpy()) for epoch in table.columns]
+    within = SHARE if share else (-np.inf, np.inf)
+    summary = [pair_mean(table[epoch].to_numpy(), within=within) for epoch in table.columns]
     mean = np.array([value for value, _ in summary])
     low, high = np.array([ci or (np.nan, np.nan) for _, ci in summary]).T
     (line,) = axes.plot(table.columns, mean, marker=marker, markersize=3, label=label)

@@ -18,16 +18,22 @@ from mia_audit.studies.result import VERDICTS, StudyRow
 HOLDS, DOES_NOT_HOLD, NOT_RESOLVED = VERDICTS
 
 
-def pair_mean(values: np.ndarray) -> tuple[float, Interval | None]:
+SHARE = (0.0, 1.0)
+"""What an accuracy or a share can be."""
+
+
+def pair_mean(values: np.ndarray, *, within: Interval = (-math.inf, math.inf)) -> tuple[float, Interval | None]:
     """Mean over models and its 95 % interval, Student t over complementary pairs.
 
     Models 2j and 2j+1 train on opposite halves of one split, so pairs are what is independent.
 
     Args:
         values: [M], models in whole pairs; a pair with a NaN is left out.
+        within: what the mean can be; the interval ends there.
     """
     pairs = values.reshape(-1, 2).mean(axis=1)
-    return sample_mean(pairs[~np.isnan(pairs)])
+    mean, ci = sample_mean(pairs[~np.isnan(pairs)])
+    return mean, None if ci is None else (max(ci[0], within[0]), min(ci[1], within[1]))
 
 
 def sample_mean(values: np.ndarray) -> tuple[float, Interval | None]:

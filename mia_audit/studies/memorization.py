@@ -11,7 +11,7 @@ import pandas as pd
 
 from mia_audit.report.figures import canvas
 from mia_audit.studies.draw import draw_course
-from mia_audit.studies.judge import pair_mean, verdict_above
+from mia_audit.studies.judge import SHARE, pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudyPool, StudySetup, evaluation_epochs, finish, study_pool
 
@@ -79,7 +79,8 @@ def _arm_rows(course: pd.DataFrame, arm: str, subset: str, early: int) -> list[S
     rows = []
     for metric in ("accuracy", "loss"):
         for at, epoch in ((early, early), (last, None)):
-            mean, ci = pair_mean(_values(course, metric, subset, epoch).to_numpy())
+            within = SHARE if metric == "accuracy" else (0.0, np.inf)
+            mean, ci = pair_mean(_values(course, metric, subset, epoch).to_numpy(), within=within)
             rows.append(StudyRow(COURSE, arm, subset, metric, at, mean, ci))
     accuracy = course[(course["metric"] == "accuracy") & (course["subset"] == subset)]
     models = accuracy["index"].nunique()
@@ -123,7 +124,7 @@ def _figure(courses: dict[str, pd.DataFrame], subset: str, metric: str) -> Study
     for arm, course in courses.items():
         chosen = course[(course["metric"] == metric) & (course["subset"] == subset)]
         table = chosen.pivot(index="index", columns="epoch", values="value").dropna(axis=1)
-        ends.append(f"{arm} ends at {draw_course(axes, table, arm)[-1]:.2f}")
+        ends.append(f"{arm} ends at {draw_course(axes, table, arm, share=metric == 'accuracy')[-1]:.2f}")
     axes.set(xlabel="epoch", ylabel=f"{metric} on {subset} members")
     axes.legend()
     return StudyFigure(

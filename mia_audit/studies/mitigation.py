@@ -15,7 +15,7 @@ from mia_audit.report.figures import canvas
 from mia_audit.results import ends
 from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows
 from mia_audit.studies.draw import PALETTE, legend_above
-from mia_audit.studies.judge import pair_mean, verdict_above
+from mia_audit.studies.judge import SHARE, pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudyPool, StudySetup, finish, study_pool
 from shadow_pool.errors import UserError
@@ -80,7 +80,7 @@ def _accuracies(trained: StudyPool, arms: list[str]) -> dict[str, np.ndarray]:
 
 
 def _arm_rows(trained: StudyPool, found: Jackknife, accuracy: np.ndarray, arm: str) -> list[StudyRow]:
-    mean, ci = pair_mean(accuracy)
+    mean, ci = pair_mean(accuracy, within=SHARE)
     rows = [StudyRow(ACCURACY, arm, "population", "accuracy", None, mean, ci), *level_rows(found, arm, None)]
     models = trained.models(arm)
     infos = trained.pool.scan(arm)[0]
@@ -136,7 +136,7 @@ def _figure(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.ndarray], 
     for place, (arm, one) in enumerate(found.items()):
         i, j = one.subsets.index(subset), one.metrics.index("auc")
         low, high = one.interval()
-        mean, ci = pair_mean(accuracy[arm])
+        mean, ci = pair_mean(accuracy[arm], within=SHARE)
         x, colour = one.estimate[i, j], PALETTE[place % len(PALETTE)]
         if (span := ends(low[i, j], high[i, j])) is not None:
             axes.plot(span, [mean, mean], color=colour, linewidth=1.5)

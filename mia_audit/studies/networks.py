@@ -9,7 +9,7 @@ from mia_audit.batchnorm.ratios import pool_ratios
 from mia_audit.evidence import load_evidence
 from mia_audit.report.figures import MUTED, canvas
 from mia_audit.studies.draw import draw_course, legend_above
-from mia_audit.studies.judge import pair_mean, verdict_above
+from mia_audit.studies.judge import SHARE, pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyRow
 from mia_audit.studies.setup import StudyPool
 
@@ -34,7 +34,8 @@ def network_rows(trained: StudyPool) -> list[StudyRow]:
         values = {metric: _table(history, layer, metric) for metric in METRICS}
         for metric, name in METRICS.items():
             for epoch in (epoch for epoch in shown if epoch in values[metric]):
-                mean, ci = pair_mean(values[metric][epoch].to_numpy())
+                within = SHARE if metric == "fraction_above_one" else (0.0, np.inf)
+                mean, ci = pair_mean(values[metric][epoch].to_numpy(), within=within)
                 rows.append(StudyRow(COURSE, "batch", layer, name, epoch, mean, ci))
         mean, ci = pair_mean(values["ratio_mean"][last].to_numpy())
         rows.append(StudyRow(ABOVE_ONE, "batch", layer, METRICS["ratio_mean"], last, mean, ci, verdict_above(ci, 1)))
@@ -55,7 +56,7 @@ def network_figures(trained: StudyPool) -> list[StudyFigure]:
     for metric in ("ratio_mean", "fraction_above_one"):
         figure, axes = canvas()
         for layer in history["layer"].unique():
-            draw_course(axes, _table(history, layer, metric), layer)
+            draw_course(axes, _table(history, layer, metric), layer, share=metric == "fraction_above_one")
         if metric == "ratio_mean":
             axes.axhline(1, color=MUTED, linewidth=1)
         axes.set(xlabel="epoch", ylabel=METRICS[metric])
