@@ -26,7 +26,7 @@ def read_csv(path: Path, *, label: str | None, id: str | None, group: str | None
         # Ids and groups stay the text that stands in the file: 007 is not 7.
         text = {name: str for name in (id, group) if name is not None}
         frame = pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", dtype=text, low_memory=False)
-    except (OSError, EOFError, ValueError, UnicodeDecodeError, pd.errors.ParserError) as error:
+    except Exception as error:  # gzip, the parser and the codecs each raise their own
         raise UserError(f"{path} is not a readable CSV: {one_line(error)}") from None
     return features_from_frame(str(path), frame, label=label, id=id, group=group)
 
@@ -45,7 +45,7 @@ def read_parquet(path: Path, *, label: str | None, id: str | None, group: str | 
     try:
         tables = [pq.read_table(file) for file in files]
         table = pa.concat_tables(tables, promote_options="default")
-    except (OSError, pa.ArrowException) as error:
+    except Exception as error:  # of a damaged file Arrow and its codecs raise many kinds
         raise UserError(f"{path} is not readable parquet: {one_line(error)}") from None
     held_out = None if test is None else np.repeat(test, [len(part) for part in tables])
     pictures = [field.name for field in table.schema if _holds_pictures(field.type)]
@@ -54,7 +54,8 @@ def read_parquet(path: Path, *, label: str | None, id: str | None, group: str | 
         return _pictures_from_table(str(path), table, pictures, options, held_out, image_size)
     if label is None:
         raise UserError(f"{path}: say which column holds the label with --label COLUMN")
-    return features_from_frame(str(path), table.to_pandas(), label=label, id=id, group=group, test=held_out)
+    frame = _to_frame(str(path), table)
+    return features_from_frame(str(path), frame, label=label, id=id, group=group, test=held_out)
 
 
 def features_from_frame(
@@ -122,7 +123,7 @@ def _encode_column(where: str, name: str, column: pd.Series) -> np.ndarray:
 def _labels(where: str, column: pd.Series) -> np.ndarray:
     if column.isna().any():
         raise UserError(f"{where}: {int(column.isna().sum())} records have no label; drop or label them")
-    if pd.api.types.is_float_dtype(column.dtype) and (column == column.round()).all():
+    if pd.api.types.is_float_dtype(column.dtype) and (np.isfinite(column) & (column == column.round())).all():
         column = column.astype(np.int64)
     return as_labels(where, _integers_or_text(column))
 
@@ -178,7 +179,7 @@ def _pictures_from_table(
     for name in options.values():
         if name is not None and name not in table.column_names:
             raise unknown_name(f"column in {where}", name, table.column_names)
-    frame = table.drop_columns(columns).to_pandas()
+    frame = _to_frame(where, table.drop_columns(columns))
     cells = table.column(columns[0]).combine_chunks()
     content = cells.field("bytes")
 
@@ -202,6 +203,13 @@ def _pictures_from_table(
         warnings=warnings,
     )
     return checked(where, source)
+
+
+def _to_frame(where: str, table: Any) -> pd.DataFrame:
+    try:
+        return table.to_pandas()
+    except Exception as error:  # text that is not UTF-8, or notes of pandas that are not JSON
+        raise UserError(f"{where} is not readable parquet: {one_line(error)}") from None
 
 
 def _class_names(metadata: dict[bytes, bytes] | None, label: str) -> tuple[str, ...] | None:

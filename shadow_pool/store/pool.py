@@ -45,10 +45,10 @@ class Pool:
         try:
             # Mapped, so that a header that promises more than the file holds allocates nothing.
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            # The file has more rows than pool.json says while the pool is being extended.
+            found = np.array(rows[: self.spec.n])
+        except Exception as error:  # a damaged header raises whatever Python's parser does
             raise damaged(path, f"is not readable ({' '.join(str(error).split())})") from None
-        # The file has more rows than pool.json says while the pool is being extended.
-        found = np.array(rows[: self.spec.n])
         if found.ndim != 2 or found.dtype != bool or rows_sha256(found) != self.manifest.files.get(path.name):
             raise damaged(path, "does not match its sha256 in pool.json")
         return found
