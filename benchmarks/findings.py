@@ -6,6 +6,19 @@ member accuracy, AUC by subset, TPR at 1 % FPR, and BatchNorm's effect on AUC at
 
 Tasks read named data sets (--data-root), or NAME.npz with x and y from --data FOLDER where it is there.
 
+Measured 2026-11-30, one run, 2 cores that others used too (410 s to train); 16 models an arm, 20 epochs, lr .05, 1,527
+digits of which 5 % mislabeled and 5 % patches of photographs:
+
+    digits, LeNet       test   member  AUC all [95 %]        clean  mislabeled  ood    TPR at 1 %
+    batch               .944   .983    .726 [.718, .735]     .675   1.000       .963   .120
+    none                .961   .918    .626 [.608, .644]     .585    .942       .798   .055
+    none+fit            .938   .983    .671 [.657, .685]     .607    .998       .975   .094
+    batch+penalty(1)    .968   .931    .687 [.671, .703]     .646    .970       .879   .087
+
+    BatchNorm's effect, points of AUC   all                clean              mislabeled         ood
+    at equal epochs                     +10.0 [7.8, 12.2]  +9.0 [6.3, 11.7]   +5.7 [4.5, 6.9]    +16.5 [13.1, 20.0]
+    at equal fit                         +5.5 [4.1, 7.0]   +6.8 [4.9, 8.6]    +0.1 [-.1, .4]      -1.2 [-2.4, .1]
+
 Run: python benchmarks/findings.py digits fashion-mnist --out findings [--data FOLDER] [--workers 2] [--n 16]
 """
 
@@ -13,14 +26,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mia_audit.studies.audits import Difference, audit_arms
-from mia_audit.studies.judge import pair_mean
 from mia_audit.studies.setup import StudyPool, StudySetup, study_pool
 from shadow_pool import seeds
 from shadow_pool.data.sources import open_source
@@ -41,7 +53,6 @@ class Task:
     records: int | None = None
     population: int = 1000
     arms: tuple[str, ...] = ("batch", "none", "none+fit", "batch+penalty(1)")
-    recipe: dict[str, Any] = field(default_factory=dict)
 
 
 TASKS = {
@@ -86,7 +97,7 @@ def trained_pool(name: str, arguments: argparse.Namespace) -> StudyPool:
         "arch": task.arch,
         "arms": list(task.arms),
         "data": drawn(task, name, arguments.out, arguments.data, arguments.data_root),
-        "recipe": {"epochs": task.epochs, "lr": task.lr, **task.recipe},
+        "recipe": {"epochs": task.epochs, "lr": task.lr},
     }
     return study_pool(setup, values)
 
@@ -110,7 +121,7 @@ def table(name: str, trained: StudyPool) -> list[str]:
     lines = []
     for arm, one in found.items():
         infos = [info for info in trained.pool.scan(arm)[0].values() if info.status == "trained"]
-        test = pair_mean(np.array([infos[i].population_accuracy for i in range(len(infos) // 2 * 2)]))[0]
+        test = np.mean([info.population_accuracy for info in infos])
         member = np.mean([info.member_accuracy for info in infos])
         low, high = one.interval()
         all_auc = f"{one.estimate[0, 0]:.3f} [{low[0, 0]:.3f}, {high[0, 0]:.3f}]"
