@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from shadow_pool.store.pool import Pool
 
 
 def member_warnings(target: Target, evidence: ArmEvidence) -> list[str]:
+    """What unknown, missing or many members mean for the audit."""
     member = target.member
     if member is None:
         return ["members are unknown: scores and false-positive rates are given, but no ROC; name them with --members"]
@@ -36,6 +37,7 @@ def member_warnings(target: Target, evidence: ArmEvidence) -> list[str]:
 
 
 def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:
+    """Whether the shadows fit their members as the target fits its own; else they do not imitate it."""
     values = [v.member_accuracy for v in evidence.infos if v.member_accuracy is not None]
     if info.member_accuracy is None or not values:
         return []
@@ -51,6 +53,7 @@ def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:
 
 
 def dropped_warnings(scores: Mapping[str, np.ndarray], pool: Pool) -> list[str]:
+    """The records that each attack could not score."""
     found = []
     for name, score in scores.items():
         lost = np.isnan(score)
@@ -69,3 +72,8 @@ def fit_warnings(evidence: ArmEvidence) -> list[str]:
         f"arm {evidence.arm}: {short} of {len(evidence.infos)} models did not reach the training loss of their batch "
         "model within ten times the epochs; the effect at equal fit still contains a difference in fit"
     ]
+
+
+def unique(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each text once, in order."""
+    return tuple(dict.fromkeys(texts))

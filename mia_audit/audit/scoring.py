@@ -60,6 +60,7 @@ def choose_attacks(asked: Iterable[str], evidence: ArmEvidence) -> tuple[list[st
 
 
 def scores_of_target(attack: str, target: Target, evidence: ArmEvidence) -> np.ndarray:
+    """Scores [N] of one attack on the target, by all of the arm's usable models."""
     needs = attack in NEEDS_POPULATION
     return target_scores(
         attack,
@@ -72,6 +73,7 @@ def scores_of_target(attack: str, target: Target, evidence: ArmEvidence) -> np.n
 
 
 def scores_of_pool(attack: str, evidence: ArmEvidence) -> np.ndarray:
+    """Scores [M, N] of one attack with every model of the arm in turn the target, its pair left out."""
     population = evidence.population_phi if attack in NEEDS_POPULATION else None
     return pool_scores(attack, evidence.phi, evidence.membership, population_phi=population)
 

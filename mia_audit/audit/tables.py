@@ -71,6 +71,7 @@ def _cell_means(values: np.ndarray, cells: np.ndarray) -> np.ndarray:
 
 
 def target_info(target: Target, evidence: ArmEvidence, data: PoolData, query_mode: str) -> TargetInfo:
+    """What was audited: the file, the model, and how its accuracy compares with its shadows\'."""
     correct = target.records.predicted == data.records.label
     member = target.member
     members = float(correct[member].mean()) if member is not None and member.any() else None
@@ -91,6 +92,7 @@ def target_info(target: Target, evidence: ArmEvidence, data: PoolData, query_mod
 
 
 def pool_info(pool: Pool, tags: Tags) -> PoolInfo:
+    """What the evidence comes from."""
     names, counts = np.unique(tags.subset.astype(str), return_counts=True)
     return PoolInfo(
         path=str(pool.path),
