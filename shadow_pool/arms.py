@@ -30,7 +30,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
-            raise unknown_name("arm", self.norm[:60], NORMS)
+            raise unknown_name("arm", self.norm, NORMS)
         if self.fit and (self.norm == "batch" or self.dp is not None):
             raise UserError(
                 f"arm {self.norm}+fit: +fit matches the training loss of the batch arm and cannot be "
@@ -65,7 +65,7 @@ def parse_arm(text: str) -> Arm:
         match = _MODIFIER.fullmatch(modifier)
         key = (match[1] or match[2]) if match else None
         if match is None or key is None:
-            raise unknown_name("arm modifier", modifier[:60], MODIFIERS)
+            raise unknown_name("arm modifier", modifier, MODIFIERS)
         if key in options:
             raise UserError(f"arm {short(text)}: modifier {key!r} is given twice; give it once")
         options[key] = True if match[1] else _positive(text, key, float(match[3]))

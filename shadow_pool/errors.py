@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST, _MOST = 60, 200
+"""Names in messages may be a stranger's: they are cut to this many characters, and lists to this many names."""
+
 
 class UserError(ValueError):
     """Something the user can mend; the message says what was expected, what was found and what to do.
@@ -15,10 +18,10 @@ class UserError(ValueError):
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a fixed list, with the nearest known one named first."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    names = sorted(text[:_LONGEST] for text in known)
+    near = difflib.get_close_matches(name[:_LONGEST], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+    return UserError(f"unknown {kind} {name[:_LONGEST]!r}: {hint}known: {few(names, _MOST)}")
 
 
 def one_line(error: BaseException) -> str:

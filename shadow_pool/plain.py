@@ -33,7 +33,7 @@ def build(cls: type[T], values: Any, where: str, *, unknown: str = "refuse") -> 
     if unknown == "refuse":
         for key in values:
             if key not in fields:
-                raise unknown_name(f"key in {where}", str(key)[:60], fields)
+                raise unknown_name(f"key in {where}", str(key), fields)
     arguments = {}
     for name, f in fields.items():
         if name in values:

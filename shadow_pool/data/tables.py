@@ -45,6 +45,7 @@ def read_parquet(path: Path, *, label: str | None, id: str | None, group: str | 
     try:
         tables = [pq.read_table(file) for file in files]
         table = pa.concat_tables(tables, promote_options="default")
+        table.validate(full=True)  # text that is not UTF-8 would raise only when it is read
     except Exception as error:  # of a damaged file Arrow and its codecs raise many kinds
         raise UserError(f"{path} is not readable parquet: {one_line(error)}") from None
     held_out = None if test is None else np.repeat(test, [len(part) for part in tables])
@@ -208,7 +209,7 @@ def _pictures_from_table(
 def _to_frame(where: str, table: Any) -> pd.DataFrame:
     try:
         return table.to_pandas()
-    except Exception as error:  # text that is not UTF-8, or notes of pandas that are not JSON
+    except Exception as error:  # notes of pandas that are damaged
         raise UserError(f"{where} is not readable parquet: {one_line(error)}") from None
 
 
