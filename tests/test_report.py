@@ -321,6 +321,7 @@ def test_effects_are_worded_by_their_intervals(records: Records) -> None:
 def test_a_study_writes_its_three_files(tmp_path: Path) -> None:
     study = examples.study()
     study.write(tmp_path)
+    write_study_report(study, tmp_path)
     page = Page(tmp_path / "report.html")
     assert page.headings() == ["Claims and verdicts", "Figures", "All numbers", "How it was measured"]
     assert all(text in page.text for text in ("holds", "not resolved", "does not hold", study.summary))

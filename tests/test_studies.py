@@ -15,6 +15,7 @@ from scipy import stats
 from mia_audit.attacks import pool_scores
 from mia_audit.gradients import eval_gradients
 from mia_audit.metrics import roc
+from mia_audit.report.html import write_study_report
 from mia_audit.studies import gradient_units
 from mia_audit.studies import leakage as leakage_module
 from mia_audit.studies import theory as theory_module
@@ -120,6 +121,7 @@ def test_a_study_run_again_trains_nothing_and_says_the_same(memorization):
 def test_a_study_writes_json_parquet_and_a_report(memorization, tmp_path):
     result, _ = memorization
     result.write(tmp_path)
+    write_study_report(result, tmp_path)
     body = json.loads((tmp_path / "study.json").read_text())
     assert (body["kind"], body["name"], len(body["rows"])) == ("study", "memorization", len(result.rows))
     assert "fitted further" in (tmp_path / "report.html").read_text()

@@ -37,6 +37,7 @@ def study(
     changes: dict[str, Any],
 ) -> None:
     """Test the paper's claims on your data: a verdict with an interval for each, and a report with figures."""
+    from mia_audit.report.html import write_study_report
     from mia_audit.studies.registry import STUDIES
     from mia_audit.studies.setup import StudySetup
     from shadow_pool.errors import unknown_name
@@ -57,6 +58,7 @@ def study(
     )
     result = STUDIES[name](setup)
     result.write(out)
+    write_study_report(result, out)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return

@@ -1,4 +1,4 @@
-"""StudyResult: what an experiment on a pool found; written as study.json, study.parquet and report.html."""
+"""StudyResult: what an experiment on a pool found; written as study.json and study.parquet."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ class StudyResult:
         return frame.astype({"value": float, "ci_low": float, "ci_high": float})
 
     def write(self, folder: Path) -> None:
-        """Write study.json, study.parquet and report.html into ``folder`` (created where missing)."""
-        from mia_audit.report.html import write_study_report  # brings matplotlib and jinja2
+        """Write study.json and study.parquet into ``folder`` (created where missing).
 
+        The report is written by :func:`mia_audit.report.html.write_study_report`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
         (folder / "study.json").write_text(text + "\n", encoding="utf-8")
         self.to_frame().to_parquet(folder / "study.parquet", index=False)
-        write_study_report(self, folder)
