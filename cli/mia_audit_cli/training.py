@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SCOPES = {"pool": "the pool itself", "target": "one target"}
 DEMO_SPEC = {
-    "n": 16,
+    "n": 12,
     "arms": ["batch", "none", "none+fit"],
     "data": {"source": "digits", "mislabeled": 0.05, "ood": 0.05},
 }
