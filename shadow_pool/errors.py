@@ -25,8 +25,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's text on one line, or the name of its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An exception's text on one line of bearable length, or the name of its type where it has none."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 def few(names: Iterable[str], count: int = 3) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,8 @@ from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import open_pool
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["pandas", "pools", "mia_audit.evidence", "shadow_pool.train.schedule"])
+# Not the modules of tests/, which the server does not find, but all that they import.
+_SERVER.set_forkserver_preload(["sklearn.datasets", "pandas", "mia_audit.evidence", "shadow_pool.prepare"])
 
 
 class Child:
@@ -34,7 +33,7 @@ class Child:
 
     def kill(self) -> None:
         """kill -9"""
-        os.kill(self.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join()
 
     @property
