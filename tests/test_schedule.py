@@ -199,7 +199,7 @@ def workers_of(parent):
     return found
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("interrupt", marks=pytest.mark.slow)])
 def test_workers_end_with_their_parent(trained, tmp_path, how):
     source = {"source": trained[0].spec.data.source}
     pool, _ = tiny_pool(tmp_path / "pool", {"recipe": {"epochs": 5000}, "data": source})
