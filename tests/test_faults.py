@@ -45,7 +45,7 @@ def kill_while_training(pool, times, rng):
         child = Child(train_all, pool.path)
         child.started()
         if rng.random() < 0.8:
-            wait_until(lambda: list(pool.path.rglob("*.tmp")) or not child.running)
+            wait_until(lambda child=child: list(pool.path.rglob("*.tmp")) or not child.running)
         time.sleep(rng.uniform(0.0, 0.3))
         child.kill()
         in_flight += bool(list(pool.path.rglob("*.tmp")))
@@ -190,7 +190,10 @@ def test_a_pool_that_could_not_grow_for_want_of_space_is_the_pool_it_was(undistu
 
 def use_read_only(folder):
     """Read and try to write as a user without the right to."""
-    pool_data(open_pool(folder))  # imports what it needs while it still may read Python's own files
+    # Everything imports what it needs while it still may read Python's own files, wherever those are.
+    warm = open_pool(folder)
+    pool_data(warm)
+    verify_pool(warm)
     if os.geteuid() == 0:
         os.setgid(65534)
         os.setuid(65534)
