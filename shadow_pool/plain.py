@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import reprlib
 import types
 import typing
@@ -28,7 +29,7 @@ def build(cls: type[T], values: Any, where: str, *, unknown: str = "refuse") -> 
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{where} must be a table of settings, got {type(values).__name__}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     if unknown == "refuse":
         for key in values:
@@ -41,6 +42,11 @@ def build(cls: type[T], values: Any, where: str, *, unknown: str = "refuse") -> 
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
             raise UserError(f"{where} must have a key {name!r}, found none")
     return cls(**arguments)
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def short(value: object) -> str:
