@@ -143,7 +143,8 @@ def test_two_workers_train_the_same_bits_even_if_one_is_killed(fresh, trained):
 
     receipts = train_pool(pool, data, workers=2, on_progress=kill_one)
     assert killed
-    assert {receipt.outcome for receipt in receipts} <= {"trained", "chance"}
+    # Present: committed by a worker that was ended before it could say so.
+    assert {receipt.outcome for receipt in receipts} <= {"trained", "chance", "present"}
     assert len(receipts) == 12
     assert not list(pool.path.rglob("*.tmp"))
     assert contents(pool.path) == contents(trained[0].path)
