@@ -29,7 +29,7 @@ def build(cls: type[T], values: Any, where: str, *, unknown: str = "refuse") -> 
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{where} must be a table of settings, got {type(values).__name__}")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     if unknown == "refuse":
         for key in values:
