@@ -7,10 +7,12 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PROTOCOL = 1
 FPRS = (0.001, 0.01, 0.1)
@@ -176,6 +178,8 @@ class AuditResult:
 
     def to_frame(self) -> pd.DataFrame:
         """One row per (attack, subset, fpr), with AUC and intervals as columns; for notebooks."""
+        import pandas as pd  # here, since inspecting a checkpoint has no tables to wait for
+
         rows = []
         for row in self.attacks:
             low, high = row.auc_ci or (None, None)

@@ -199,8 +199,10 @@ def test_several_models_are_not_guessed_between(tmp_path):
 
 
 def test_broken_weights_are_noted(tmp_path):
-    torch.save({"a": torch.tensor([1.0, float("nan")]), "b": torch.ones(2)}, tmp_path / "m.pt")
-    assert "1 tensors hold NaN or infinity (a)" in open_checkpoint(tmp_path / "m.pt").notes
+    finite = {"large": torch.full((3,), 3e38), "empty": torch.zeros(0), "scalar": torch.tensor(1.0)}
+    broken = {"nan": torch.tensor([1.0, float("nan")]), "both": torch.tensor([float("inf"), float("-inf")])}
+    torch.save(finite | broken, tmp_path / "m.pt")
+    assert "2 tensors hold NaN or infinity (nan, both)" in open_checkpoint(tmp_path / "m.pt").notes
 
 
 class Wrapped(nn.Module):

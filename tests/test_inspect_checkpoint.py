@@ -1,6 +1,8 @@
 """inspect: what a checkpoint holds, with and without its architecture."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -75,3 +77,10 @@ def test_a_trusted_module_needs_no_architecture(tmp_path):
     seen = inspect_checkpoint(tmp_path / "m.pt", trust=True)
     assert seen.norm_layers == {"BatchNorm2d": 2, "BatchNorm1d": 2}
     assert seen.kind == "module"
+
+
+def test_nothing_slow_is_imported_but_torch():
+    slow = ("pandas", "scipy", "sklearn", "matplotlib", "torchvision", "pyarrow", "opacus")
+    code = f"import sys, mia_audit.checkpoints.inspection; sys.exit(str([m for m in {slow} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors import safe_open
 from torch import nn
 
-from mia_audit.evidence import ArmEvidence
 from mia_audit.results import LayerRatio
 from shadow_pool.models.norms import batchnorm_layers, ratios
-from shadow_pool.store.entry import check_file
-from shadow_pool.store.pool import Pool
-from shadow_pool.train.unit import starting_model
+
+if TYPE_CHECKING:
+    from mia_audit.evidence import ArmEvidence
+    from shadow_pool.store.pool import Pool
 
 
 def layer_ratios(
@@ -62,6 +63,10 @@ def pool_ratios(pool: Pool, evidence: ArmEvidence) -> list[LayerRatio]:
 
     Reads the BatchNorm tensors alone, not whole weights.
     """
+    # Here, since inspecting a checkpoint needs no pool and should not wait for what reads one.
+    from shadow_pool.store.entry import check_file
+    from shadow_pool.train.unit import starting_model
+
     model = starting_model(pool, evidence.arm)
     kinds = layer_kinds(model)
     if not kinds:
