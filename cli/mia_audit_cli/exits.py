@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from shadow_pool.allocator import keep_freed_memory
 from shadow_pool.errors import UserError
 
 
@@ -21,6 +22,7 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> None:
+        keep_freed_memory()
         try:
             status = command(*args, **kwargs)
         except UserError as error:

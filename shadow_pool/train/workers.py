@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
+from shadow_pool.allocator import keep_freed_memory
+
 T = TypeVar("T")
 
 
@@ -66,6 +68,7 @@ def _start_trackers() -> None:
 
 
 def _call(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    keep_freed_memory()
     if os.getpid() != parent:
         _die_with(parent)
     return function(*arguments)
