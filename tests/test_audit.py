@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from mia_audit.audit import audit_pool, audit_target
+from mia_audit.audit.cautions import accuracy_warnings
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.evidence import load_evidence, reference_arms, subset_masks, usable_models
 from mia_audit.metrics.jackknife import jackknife_pool
@@ -248,3 +250,38 @@ def test_twins_measure_the_effect_on_the_checkpoint(pool: Pool, pool_data: PoolD
     # The control differs from the target by training randomness alone; its interval is wide, not far from 0.
     assert control.ci[0] < 0.1
     assert control.ci[1] > -0.1
+
+
+@pytest.mark.parametrize(
+    ("shadows", "accuracy", "warned"),
+    [
+        ((0.68, 0.70, 0.71, 0.81, 0.71, 0.76, 0.71, 0.93), 1.00, True),
+        ((0.68, 0.70, 0.71, 0.81, 0.71, 0.76, 0.71, 0.93), 0.94, False),
+        ((1.0,) * 8, 0.99, False),
+        ((1.0,) * 8, 0.97, True),
+        ((0.90, 0.91, 0.92, 0.93), 0.94, False),
+        ((0.90, 0.91, 0.92, 0.93), 0.40, True),
+    ],
+)
+def test_a_target_that_fits_unlike_its_shadows_is_said_to(
+    pool: Pool, target_result: AuditResult, shadows: tuple[float, ...], accuracy: float, warned: bool
+) -> None:
+    evidence, info = load_evidence(pool, "batch"), target_result.target
+    assert info is not None
+    infos = tuple(replace(evidence.infos[0], member_accuracy=value) for value in shadows)
+    found = accuracy_warnings(replace(info, member_accuracy=accuracy), replace(evidence, infos=infos))
+    assert [("--normalize" in text, "--classes" in text, "--init" in text) for text in found] == [(True,) * 3] * warned
+
+
+def test_shadows_of_the_targets_own_recipe_are_seldom_said_to_be_unlike_it(
+    pool: Pool, target_result: AuditResult
+) -> None:
+    evidence, info = load_evidence(pool, "batch"), target_result.target
+    assert info is not None
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(400):
+        drawn = rng.binomial(150, 0.8, size=9) / 150
+        infos = tuple(replace(evidence.infos[0], member_accuracy=value) for value in drawn[:8])
+        alarms += bool(accuracy_warnings(replace(info, member_accuracy=drawn[8]), replace(evidence, infos=infos)))
+    assert alarms < 0.08 * 400

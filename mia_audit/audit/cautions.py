@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from scipy import stats
 
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.audit.target import Target
@@ -37,12 +38,17 @@ def member_warnings(target: Target, evidence: ArmEvidence) -> list[str]:
 
 
 def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:
-    """Whether the shadows fit their members as the target fits its own; else they do not imitate it."""
+    """Whether the shadows fit their members as the target fits its own; else they do not imitate it.
+
+    Outside the range of M shadows lies one model in (M + 1) / 2 of the very same recipe: the target must also lie
+    outside the 95 % prediction interval for one more of them, and more than two points from their mean.
+    """
     values = [v.member_accuracy for v in evidence.infos if v.member_accuracy is not None]
-    if info.member_accuracy is None or not values:
+    if info.member_accuracy is None or len(values) < 2:
         return []
-    spread = max(0.02, 3 * float(np.std(values)))
-    low, high = min(values) - spread, max(values) + spread
+    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) * (1 + 1 / len(values)) ** 0.5
+    reach = max(0.02, float(stats.t.ppf(0.975, len(values) - 1)) * spread)
+    low, high = min(*values, mean - reach), max(*values, mean + reach)
     if low <= info.member_accuracy <= high:
         return []
     return [
