@@ -149,10 +149,15 @@ def reference_arms(pool: Pool) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
                 found.append((matched, arm))
                 break
             if arm in pool.spec.arms:
-                notes.append(
-                    f"arm {arm} does not train here, so it is not used as the reference for BatchNorm's effect"
-                )
+                notes.append(_why_no_reference(pool, arm, instead=parse_arm("group" + suffix).name))
     return found, tuple(notes)
+
+
+def _why_no_reference(pool: Pool, arm: str, *, instead: str) -> str:
+    if pool.spec.n - len(pool.missing(arm)) < 4:
+        return f"arm {arm} is not trained yet, so it is not the reference for BatchNorm's effect; train-shadows does it"
+    remedy = "" if instead in pool.spec.arms else f"; mia-audit train-shadows --arms {instead} trains another"
+    return f"arm {arm} does not train here, so it is not the reference for BatchNorm's effect{remedy}"
 
 
 def subset_masks(subset: np.ndarray) -> dict[str, np.ndarray]:

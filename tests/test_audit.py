@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from pools import tiny_pool, train_here
 
 from mia_audit.audit import audit_pool, audit_target
 from mia_audit.audit.cautions import accuracy_warnings
@@ -19,7 +20,8 @@ from mia_audit.metrics.jackknife import jackknife_pool
 from mia_audit.results import ATTACKS, FPRS, AuditResult
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
-from shadow_pool.store.pool import Pool
+from shadow_pool.store.files import read_sealed, write_sealed
+from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.train.target import TrainedTarget, train_target
 
 
@@ -230,6 +232,33 @@ def test_references_are_the_arms_without_batchnorm(pool: Pool) -> None:
     assert found == [("epochs", "none"), ("fit", "none+fit")]
     assert notes == ()
     assert usable_models(pool, "batch")[0] == list(range(pool.spec.n))
+
+
+def test_where_none_does_not_train_group_is_the_reference(tmp_path: Path) -> None:
+    def ended(arm: str, status: str) -> Pool:
+        for index in range(4):
+            path = pool.entry(arm, index) / "model.json"
+            write_sealed(path, {**read_sealed(path, advice=""), "status": status})
+        return open_pool(pool.path)
+
+    pool, data = tiny_pool(tmp_path / "pool", {"arms": ["batch", "none"]})
+    assert reference_arms(pool) == ([], ())
+    train_here(pool, data)
+    ended("batch", "trained")
+    assert reference_arms(ended("none", "trained")) == ([("epochs", "none")], ())
+    found, notes = reference_arms(ended("none", "chance"))
+    assert found == []
+    assert "arm none does not train here" in notes[0]
+    assert "train-shadows --arms group" in notes[0]
+    pool, _ = tiny_pool(tmp_path / "pool", {"arms": ["group"]})
+    assert [note.split(",")[0] for note in reference_arms(pool)[1]] == [
+        "arm none does not train here",
+        "arm group is not trained yet",
+    ]
+    train_here(pool, data)
+    found, notes = reference_arms(ended("group", "trained"))
+    assert found == [("epochs", "group")]
+    assert notes == ("arm none does not train here, so it is not the reference for BatchNorm's effect",)
 
 
 def test_twins_measure_the_effect_on_the_checkpoint(pool: Pool, pool_data: PoolData, target: TrainedTarget) -> None:
