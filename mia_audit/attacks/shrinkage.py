@@ -57,15 +57,17 @@ def _fit_prior(
     level: np.ndarray, shift: np.ndarray, noise: np.ndarray, used: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of the true shift at each level: of bins with equally many records, interpolated between."""
-    order = np.argsort(level[used], kind="stable")
-    x, y, expected = level[used][order], shift[used][order], noise[used][order]
+    chosen = slice(None) if used.all() else used.ravel()
+    order = np.argsort(level.ravel()[chosen])
+    x, y, expected = (values.ravel()[chosen][order] for values in (level, shift, noise))
     bins = min(_BINS, max(1, x.size // _BIN_RECORDS))
     sizes = np.full(bins, x.size // bins)
     sizes[: x.size % bins] += 1
     starts = np.cumsum(sizes) - sizes
     at = np.add.reduceat(x, starts) / sizes
     mean_at = np.add.reduceat(y, starts) / sizes
+    mean = np.interp(level, at, mean_at)
     # Moments: what varies beyond the sampling noise is the prior's variance.
-    excess = np.add.reduceat((y - np.interp(x, at, mean_at)) ** 2, starts) / np.maximum(sizes - 1, 1)
+    excess = np.add.reduceat((y - mean.ravel()[chosen][order]) ** 2, starts) / np.maximum(sizes - 1, 1)
     variance_at = np.maximum(excess - np.add.reduceat(expected, starts) / sizes, 0.0)
-    return np.interp(level, at, mean_at), np.interp(level, at, variance_at)
+    return mean, np.interp(level, at, variance_at)

@@ -28,10 +28,14 @@ INITIAL = "init.safetensors"
 
 @dataclass(frozen=True)
 class Pool:
-    """An open pool. Opening reads pool.json only; tables are read, and checked, when asked for."""
+    """An open pool. Opening reads pool.json only; tables are read, and checked, when asked for.
+
+    ``trusted``: the user vouches for the code that the spec names, wherever the pool was made.
+    """
 
     path: Path
     manifest: Manifest
+    trusted: bool = False
 
     @property
     def spec(self) -> PoolSpec:
@@ -97,15 +101,23 @@ class Pool:
 
     def info(self, arm: str, index: int) -> EntryInfo:
         """model.json of one model. Raises :class:`UserError` where it is damaged or belongs to another pool."""
-        entry = self.entry(arm, index)
-        info = read_info(entry)
-        if info.digest != self._digest:
-            raise damaged(entry / "model.json", "was trained under another spec or on other records")
-        return info
+        path = self.entry(arm, index) / "model.json"
+        version = _version(path)
+        if version is None or self._infos.get(path, (None,))[0] != version:
+            info = read_info(path.parent)
+            if info.digest != self._digest:
+                raise damaged(path, "was trained under another spec or on other records")
+            self._infos[path] = (version, info)
+        return self._infos[path][1]
 
     @cached_property
     def _digest(self) -> str:
         return self.manifest.digest
+
+    @cached_property
+    def _infos(self) -> dict[Path, tuple[tuple[int, ...] | None, EntryInfo]]:
+        """What was read of models, with the version of the file it was read from."""
+        return {}
 
     def scan(self, arm: str) -> tuple[dict[int, EntryInfo], dict[int, UserError]]:
         """The committed models of an arm by index, and those whose model.json cannot be used with the reason."""
@@ -153,9 +165,22 @@ class Pool:
         return pq.read_table(check_file(entry, self.info(arm, index), "history.parquet")).to_pandas()
 
 
-def open_pool(path: Path) -> Pool:
-    """Open a pool for reading. Raises :class:`UserError` where there is none or pool.json is damaged."""
-    return Pool(path, read_manifest(path / "pool.json"))
+def open_pool(path: Path, *, trust: bool = False) -> Pool:
+    """Open a pool for reading; nothing in it is run.
+
+    ``trust`` lets what is done with it later run the code that its spec names, see :mod:`shadow_pool.store.trust`.
+    Raises :class:`UserError` where there is no pool or pool.json is damaged.
+    """
+    return Pool(path, read_manifest(path / "pool.json"), trusted=trust)
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written anew; None where there is no file to look at."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def rows_sha256(rows: np.ndarray) -> str:
