@@ -18,6 +18,7 @@ from mia_audit.attacks.spreads import SPREADS, densities
 MODES = ("online", "offline")
 CENTRES = ("mean", "median")
 TAILS = ("upper", "two-sided")
+_CELLS = 2**17  # phi values of one side that are judged at once: 1 MB, so that intermediates stay in a cache
 
 
 def lira(
@@ -58,7 +59,7 @@ def lira(
     target, shadows = target_values(target_phi), Shadows(shadow_phi, membership)
     shadows.check_target(target)
     parts = totals(shadows, inside=mode == "online", median=centre == "median")
-    return _score(target[None], [part.whole() for part in parts], spread, centre, tail)[0]
+    return _score(target[None, None], [part.whole() for part in parts], spread, centre, tail)[0, 0]
 
 
 def lira_pool(
@@ -94,24 +95,27 @@ def lira_pool(
     groups = shadows.groups(leave_out)
     parts = totals(shadows, inside=mode == "online", median=centre == "median")
     scores = np.empty((shadows.models, shadows.records))
-    for models in groups:
-        targets = np.stack([shadows.row(model) for model in models])
-        sides = [_side_without(part, shadows, models, targets) for part in parts]
-        scores[models] = _score(targets, sides, spread, centre, tail)
+    # Many groups at once, since a step over one group of few records costs more than its numbers do.
+    at_once = max(1, _CELLS // max(1, shadows.records * shadows.queries))
+    for start in range(0, len(groups), at_once):
+        models = groups[start : start + at_once]
+        targets = np.stack([np.stack([shadows.row(model) for model in column]) for column in models.T])
+        sides = [_sides_without(part, shadows, models, targets) for part in parts]
+        scores[models.T] = _score(targets, sides, spread, centre, tail)
     return scores
 
 
-def _side_without(part: Totals, shadows: Shadows, models: np.ndarray, targets: np.ndarray) -> Side:
-    """The side without a group of models whose phi is ``targets`` [1 or 2, N, Q]."""
-    on_side = shadows.membership[models[0]][:, None] == part.inside
-    if len(models) == 1:
+def _sides_without(part: Totals, shadows: Shadows, models: np.ndarray, targets: np.ndarray) -> Side:
+    """The side without each group of ``models`` [G, 1 or 2], whose phi is ``targets`` [1 or 2, G, N, Q]."""
+    on_side = (shadows.membership[models[:, 0]] == part.inside)[..., None]
+    if len(targets) == 1:
         return part.without(models, targets[0], on_side)
     # Of a complementary pair exactly one model is on this side of a record.
     return part.without(models, np.where(on_side, targets[0], targets[1]), None)
 
 
 def _score(targets: np.ndarray, sides: Sequence[Side], spread: str, centre: str, tail: str) -> np.ndarray:
-    """[T, N] from targets [T, N, Q] and the sides they are judged by: (in, out), or (out,) offline."""
+    """[T, G, N] from targets [T, G, N, Q] and the sides they are judged by: (in, out), or (out,) offline."""
     found = densities(sides, spread, centre)
     if len(found) == 2:
         score = found[0].log_pdf(targets) - found[1].log_pdf(targets)
@@ -126,7 +130,7 @@ def _score(targets: np.ndarray, sides: Sequence[Side], spread: str, centre: str,
     score = score.mean(axis=-1)
     for side in sides:
         if not side.enough.all():
-            score = np.where(side.enough[:, 0], score, np.nan)
+            score = np.where(side.enough[..., 0], score, np.nan)
     return score
 
 

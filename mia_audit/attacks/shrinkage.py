@@ -18,7 +18,7 @@ _BIN_RECORDS = 40
 
 @dataclass(frozen=True)
 class Means:
-    """Posterior mean of one side's mean, and its variance, each [N, Q]."""
+    """Posterior mean of one side's mean, and its variance, each [G, N, Q]."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -34,15 +34,16 @@ def shrink(
     shared out by the two sides' noise; the level itself has a flat prior.
 
     Args:
-        inside, outside: [N, Q], each side's observed centre.
-        noise_in, noise_out: [N, Q], sampling variance of those, positive.
-        used: bool [N, Q], the records that the prior is fitted to.
+        inside, outside: [G, N, Q], each side's observed centre; every group is a problem of its own.
+        noise_in, noise_out: [G, N, Q], sampling variance of those, positive.
+        used: bool [G, N, Q], the records that a group's prior is fitted to.
 
     Returns:
         (in, out).
     """
     shift, noise = inside - outside, noise_in + noise_out
-    prior_mean, prior_variance = _fit_prior((inside + outside) / 2, shift, noise, used)
+    priors = [_fit_prior(*group) for group in zip((inside + outside) / 2, shift, noise, used, strict=True)]
+    prior_mean, prior_variance = (np.stack(part) for part in zip(*priors, strict=True))
     weight = prior_variance / (prior_variance + noise)
     move = (1 - weight) * (shift - prior_mean)
     known = noise_in * noise_out / noise  # variance of both means if the shift were known
@@ -56,7 +57,12 @@ def shrink(
 def _fit_prior(
     level: np.ndarray, shift: np.ndarray, noise: np.ndarray, used: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of the true shift at each level: of bins with equally many records, interpolated between."""
+    """Mean and variance [N, Q] of the true shift at each level [N, Q] of one group.
+
+    Those of bins with equally many records, interpolated between. Without records to fit to: no prior, mean 0.
+    """
+    if not used.any():
+        return np.zeros(level.shape), np.zeros(level.shape)
     chosen = slice(None) if used.all() else used.ravel()
     order = np.argsort(level.ravel()[chosen])
     x, y, expected = (values.ravel()[chosen][order] for values in (level, shift, noise))

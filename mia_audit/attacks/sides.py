@@ -19,10 +19,10 @@ _CANCELLED = 1e-4
 
 @dataclass(frozen=True)
 class Side:
-    """One side (in or out) of every record.
+    """One side (in or out) of every record, for G groups of models left out in turn (G = 1: of all models).
 
-    count: [1, 1] where it is the same for all records, else [N, 1]. mean, square (sum of squared deviations from
-    the mean), median: [N, Q]; mean is 0 and median NaN where count is 0.
+    count: [G or 1, N or 1, 1], 1 where it is the same for all. mean, square (sum of squared deviations from the mean),
+    median: [G, N, Q]; mean is 0 and median NaN where count is 0.
     """
 
     count: np.ndarray
@@ -68,18 +68,19 @@ class Totals:
     def whole(self) -> Side:
         """The side with no model left out."""
         square = np.maximum(self.square - self.total**2 / np.maximum(self.count, 1), 0.0)
-        return Side(self.count, self.mean, square, None if self.middle is None else _median(self.middle, self.count))
+        median = None if self.middle is None else _median(self.middle, self.count)[None]
+        return Side(self.count[None], self.mean[None], square[None], median)
 
     def without(self, models: np.ndarray, removed: np.ndarray, present: np.ndarray | None) -> Side:
-        """The side without ``models``, of which at most one is on this side of a record.
+        """The side without each of G groups of models, of which at most one is on this side of a record.
 
         Args:
-            models: int [1 or 2], the models left out.
-            removed: [N, Q], the value that leaves this side.
-            present: bool [N, 1], where a value leaves at all; None where one leaves everywhere.
+            models: int [G, 1 or 2], the models left out.
+            removed: [G, N, Q], the value that leaves this side.
+            present: bool [G, N, 1], where a value leaves at all; None where one leaves everywhere.
         """
         residual = removed - self.mean
-        count = self.count - 1
+        count = self.count[None] - 1
         if present is not None:
             residual = np.where(present, residual, 0.0)
             count = self.count - present
@@ -88,9 +89,9 @@ class Totals:
         shift = total / safe
         mean = self.mean + shift
         square = np.maximum(self.square - residual * residual - total * shift, 0.0)
-        cancelled = ((square < _CANCELLED * self.square) & (count >= 2)).any(axis=1)
-        if cancelled.any():
-            self._afresh(np.flatnonzero(cancelled), models, mean, square)
+        cancelled = ((square < _CANCELLED * self.square) & (count >= 2)).any(axis=2)
+        for group in np.flatnonzero(cancelled.any(axis=1)):
+            self._afresh(np.flatnonzero(cancelled[group]), models[group], mean[group], square[group])
         median = None if self.middle is None else _median_without(self.middle, self.count, removed, present)
         return Side(count, mean, square, median)
 
@@ -150,7 +151,7 @@ def _median(middle: np.ndarray, count: np.ndarray) -> np.ndarray:
 def _median_without(
     middle: np.ndarray, count: np.ndarray, removed: np.ndarray, present: np.ndarray | None
 ) -> np.ndarray:
-    """[B, Q]: the median once ``removed`` has left its side."""
+    """[G, N, Q]: the median once ``removed`` has left its side."""
     first, second, third = middle
     even = np.where(removed <= first, second, first)
     low = np.where(removed <= first, second, first)

@@ -26,9 +26,10 @@ _NODES, _WEIGHTS = np.polynomial.laguerre.laggauss(24)
 
 @dataclass(frozen=True)
 class Density:
-    """A location-scale density per (record, query): normal where ``freedom`` is infinite, else Student-t.
+    """A location-scale density per (group, record, query): normal where ``freedom`` is infinite, else Student-t.
 
-    loc [N, Q]; scale and freedom broadcast against it. A scale of 0 says that the side is constant: it has no density.
+    loc [G, N, Q]; scale and freedom broadcast against it. A scale of 0 says that the side is constant: it has no
+    density.
     """
 
     loc: np.ndarray
@@ -41,12 +42,12 @@ class Density:
         return self.scale > _ZERO_SCALE
 
     def log_pdf(self, x: np.ndarray) -> np.ndarray:
-        """log density at x [..., N, Q]; meaningless where not ``proper``."""
+        """log density at x [..., G, N, Q]; meaningless where not ``proper``."""
         z, scale = self._standard(x)
         return _log_pdf(z, self.freedom) - np.log(scale)
 
     def log_sf(self, x: np.ndarray) -> np.ndarray:
-        """log P(Z > x) for x [..., N, Q], which neither saturates nor underflows."""
+        """log P(Z > x) for x [..., G, N, Q], which neither saturates nor underflows."""
         z, _ = self._standard(x)
         return _log_sf(z, self.freedom)
 
@@ -85,69 +86,82 @@ def _pooled_in(sides: Sequence[Side], centre: str) -> list[Density]:
 
 
 def _std_of_all(side: Side, means: np.ndarray) -> np.ndarray:
-    """Standard deviation (ddof 0) of all values of a side whose records have the given means [N, Q]."""
+    """Standard deviation (ddof 0) [G, 1, 1] of all values of a side whose records have the given means [G, N, Q]."""
     weight = np.broadcast_to(np.where(side.enough, side.count, 0), means.shape)
-    if not weight.any():
-        return np.zeros(())
+    values = np.maximum(_sum(weight), 1)
     # From one of the means on, so that equal means leave exactly nothing.
-    means = np.where(weight > 0, means - means[weight > 0][0], 0.0)
-    around = means - np.average(means, weights=weight)
-    within = np.where(weight > 0, side.square, 0.0)
-    return np.sqrt((within + weight * around**2).sum() / weight.sum())
+    flat = means.reshape(len(means), -1)
+    first = flat[np.arange(len(flat)), (weight > 0).reshape(flat.shape).argmax(axis=1)][:, None, None]
+    means = np.where(weight > 0, means - first, 0.0)
+    around = means - _sum(weight * means) / values
+    return np.sqrt(_sum(np.where(weight > 0, side.square, 0.0) + weight * around**2) / values)
+
+
+def _sum(values: np.ndarray) -> np.ndarray:
+    """[G, 1, 1], over the records and queries of each group."""
+    return values.sum(axis=(1, 2), keepdims=True)
 
 
 def _moderated(sides: Sequence[Side], centre: str) -> list[Density]:
-    found = []
-    for side in sides:
-        variance, freedom = moderate(side)
-        # The centre of n values is itself uncertain: a new value varies about it by 1 + 1/n.
-        scale = np.sqrt(variance * (1 + 1 / np.maximum(side.count, 1)))
-        found.append(Density(_centre(side, centre), scale, freedom))
-    return found
+    return [_predictive(side, centre, *moderate(side)) for side in sides]
+
+
+def _predictive(side: Side, centre: str, variance: np.ndarray, freedom: np.ndarray) -> Density:
+    # The centre of n values is itself uncertain: a new value varies about it by 1 + 1/n.
+    return Density(_centre(side, centre), np.sqrt(variance * (1 + 1 / np.maximum(side.count, 1))), freedom)
 
 
 def _shrunk(sides: Sequence[Side], centre: str) -> list[Density]:
+    moderated = [moderate(side) for side in sides]
+    found = [_predictive(side, centre, *known) for side, known in zip(sides, moderated, strict=True)]
     if len(sides) == 1:
-        return _moderated(sides, centre)
-    (variance_in, freedom_in), (variance_out, freedom_out) = (moderate(side) for side in sides)
-    inside, outside = sides
-    used = np.broadcast_to(inside.enough & outside.enough, variance_in.shape)
-    if not (used.any() and variance_in.any() and variance_out.any()):
-        return _moderated(sides, centre)
-    means_in, means_out = shrink(
-        _centre(inside, centre),
-        _centre(outside, centre),
-        variance_in / np.maximum(inside.count, 1),
-        variance_out / np.maximum(outside.count, 1),
-        used,
+        return found
+    enough = sides[0].enough & sides[1].enough
+    # A group of which one side is constant, or no record has both sides, has no shift to learn.
+    live = enough.any(axis=(1, 2)) & np.all([variance.any(axis=(1, 2)) for variance, _ in moderated], axis=0)
+    if not live.any():
+        return found
+    learnt = shrink(
+        *(_centre(side, centre)[live] for side in sides),
+        *((variance / np.maximum(side.count, 1))[live] for side, (variance, _) in zip(sides, moderated, strict=True)),
+        np.broadcast_to(enough, found[0].loc.shape)[live],
     )
-    return [
-        Density(means_in.mean, np.sqrt(variance_in + means_in.variance), freedom_in),
-        Density(means_out.mean, np.sqrt(variance_out + means_out.variance), freedom_out),
-    ]
+    for place, ((variance, freedom), means) in enumerate(zip(moderated, learnt, strict=True)):
+        loc, scale = found[place].loc.copy(), found[place].scale
+        loc[live], scale[live] = means.mean, np.sqrt(variance[live] + means.variance)
+        found[place] = Density(loc, scale, freedom)
+    return found
 
 
 def moderate(side: Side) -> tuple[np.ndarray, np.ndarray]:
-    """(moderated variance [N, Q], degrees of freedom) of a side: d0 + d, infinite where records do not differ.
+    """(moderated variance [G, N, Q], degrees of freedom [G, N or 1, 1]) of a side.
 
-    The variances of all records and queries with two values or more share one prior. Each is first raised to 1 % of
-    their median (of the positive ones where the median is 0): otherwise a few near-constant records decide the
-    prior for all. All constant: variance 0.
+    The degrees are d0 + d, infinite where records do not differ. The variances of all records and queries of a group
+    with two values or more share one prior. Each is first raised to 1 % of their median (of the positive ones where
+    the median is 0): otherwise a few near-constant records decide the prior for all. All constant: variance 0.
     """
     degrees = np.maximum(side.count - 1, 1)
     variance = side.square / degrees
-    used = variance if side.enough.all() else variance[np.broadcast_to(side.enough, variance.shape)]
-    typical = _median(used)
-    if typical <= _ZERO_SCALE**2:
-        typical = _median(used[used > _ZERO_SCALE**2])
-    if not typical:
-        return np.zeros(variance.shape), _NORMAL
-    variance = np.maximum(variance, 0.01 * typical)
-    prior_degrees, prior_variance = fit_prior(variance, degrees, side.enough)
-    if math.isinf(prior_degrees):
-        return np.full(variance.shape, prior_variance), _NORMAL
-    freedom = prior_degrees + degrees
-    return (prior_degrees * prior_variance + degrees * variance) / freedom, freedom
+    used = np.broadcast_to(side.enough, variance.shape)
+    if used.all():
+        typical = np.array([_typical(group) for group in variance])[:, None, None]
+    else:
+        typical = np.array([_typical(group[kept]) for group, kept in zip(variance, used, strict=True)])[:, None, None]
+    constant = typical == 0
+    # In place of a constant group's variances, which are replaced below, any that can be computed with.
+    variance = np.maximum(variance, np.where(constant, 1.0, 0.01 * typical))
+    prior_degrees, prior_variance = fit_prior(variance, degrees, used | constant)
+    sharp = np.isinf(prior_degrees)
+    weight = np.where(sharp, 0.0, prior_degrees)
+    variance = (weight * prior_variance + degrees * variance) / (weight + degrees)
+    variance = np.where(constant, 0.0, np.where(sharp, prior_variance, variance))
+    return variance, np.where(constant | sharp, np.inf, weight + degrees)
+
+
+def _typical(variance: np.ndarray) -> float:
+    """The median, or that of the positive values where it is zero; 0 where none is positive."""
+    median = _median(variance)
+    return median if median > _ZERO_SCALE**2 else _median(variance[variance > _ZERO_SCALE**2])
 
 
 def _median(values: np.ndarray) -> float:
@@ -159,57 +173,68 @@ def _median(values: np.ndarray) -> float:
     return float(ordered[half] if values.size % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
-def fit_prior(variance: np.ndarray, degrees: np.ndarray, used: np.ndarray) -> tuple[float, float]:
+def fit_prior(variance: np.ndarray, degrees: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(d0, s0^2) of the scaled inverse chi-square prior, by moments of log variance (Smyth 2004, section 6.2).
 
     Args:
-        variance: positive [N, Q]; degrees, used (bool): broadcast against it.
+        variance: positive [G, N, Q]; degrees: broadcasts against it.
+        used: bool [G, N, Q], at least one in every group.
 
     Returns:
-        d0 is infinite where log variance varies no more than sampling explains.
+        [G, 1, 1] each; d0 is infinite where log variance varies no more than sampling explains.
     """
     half = degrees / 2
     log_excess = np.log(variance) - (special.digamma(half) - np.log(half))
     sampling = special.zeta(2, half)  # trigamma
-    if not used.all():
-        keep = np.broadcast_to(used, variance.shape)
-        log_excess, sampling = log_excess[keep], np.broadcast_to(sampling, variance.shape)[keep]
-    mean = float(log_excess.mean())
-    deviation = (log_excess - mean).ravel()
-    between = float(deviation @ deviation) / max(deviation.size - 1, 1) - float(sampling.mean())
-    if between <= 0:
-        return math.inf, math.exp(mean)
-    half_prior = _inverse_trigamma(between)
-    return 2 * half_prior, math.exp(mean + float(special.digamma(half_prior)) - math.log(half_prior))
+    if used.all():
+        values, total = float(log_excess[0].size), _sum(log_excess)
+        expected = sampling.mean(axis=(1, 2), keepdims=True)
+    else:
+        values, total = _sum(used), _sum(np.where(used, log_excess, 0.0))
+        expected = _sum(np.where(used, sampling, 0.0)) / values
+    mean = total / values
+    deviation = np.where(used, log_excess - mean, 0.0)
+    between = _sum(deviation * deviation) / np.maximum(values - 1, 1) - expected
+    half_prior = _inverse_trigamma(np.maximum(between, 0.0))
+    spread = between > 0
+    centre = np.where(spread, special.digamma(half_prior) - np.log(half_prior), 0.0)
+    return np.where(spread, 2 * half_prior, np.inf), np.exp(mean + centre)
 
 
-def _inverse_trigamma(value: float) -> float:
-    """y > 0 with trigamma(y) = value, by Newton's method on 1/trigamma, nearly linear (Smyth 2004, appendix)."""
-    if value > 1e7:
-        return 1 / math.sqrt(value)
-    if value < 1e-7:
-        return 1 / value
-    y = 0.5 + 1 / value
+def _inverse_trigamma(value: np.ndarray) -> np.ndarray:
+    """y > 0 with trigamma(y) = value, by Newton's method on 1/trigamma, nearly linear (Smyth 2004, appendix).
+
+    Beyond 1e-7 and 1e7 the two asymptotes serve; what is below 1e-300 counts as that.
+    """
+    within = np.clip(value, 1e-7, 1e7)
+    y = 0.5 + 1 / within
     for _ in range(50):
-        trigamma, tetragamma = float(special.zeta(2, y)), -2 * float(special.zeta(3, y))
-        step = trigamma * (1 - trigamma / value) / tetragamma
-        y += step
-        if abs(step) < 1e-12 * y:
+        trigamma, tetragamma = special.zeta(2, y), -2 * special.zeta(3, y)
+        step = trigamma * (1 - trigamma / within) / tetragamma
+        y = y + step
+        if (np.abs(step) < 1e-12 * y).all():
             break
-    return y
+    y = np.where(value > 1e7, 1 / np.sqrt(np.maximum(value, 1e7)), y)
+    return np.where(value < 1e-7, 1 / np.maximum(value, 1e-300), y)
 
 
 def _log_pdf(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-    if np.isinf(freedom).all():
+    normal = np.isinf(freedom)
+    if normal.all():
         return -0.5 * (z * z + math.log(2 * math.pi))
+    if normal.any():
+        return np.where(normal, _log_pdf(z, _NORMAL), _log_pdf(z, np.where(normal, 1.0, freedom)))
     half = freedom / 2
     constant = special.gammaln(half + 0.5) - special.gammaln(half) - 0.5 * np.log(freedom * math.pi)
     return constant - (half + 0.5) * np.log1p(z * z / freedom)
 
 
 def _log_sf(z: np.ndarray, freedom: np.ndarray) -> np.ndarray:
-    if np.isinf(freedom).all():
+    normal = np.isinf(freedom)
+    if normal.all():
         return special.log_ndtr(-z)
+    if normal.any():
+        return np.where(normal, _log_sf(z, _NORMAL), _log_sf(z, np.where(normal, 1.0, freedom)))
     freedom = np.broadcast_to(freedom, z.shape)
     tail = special.stdtr(freedom, -z)
     deep = tail < 1e-200
