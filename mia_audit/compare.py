@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
+from mia_audit.metrics.distributions import TWO_SIDED, normal_quantile
+from mia_audit.metrics.intervals import placements
 from mia_audit.results import PROTOCOL, SUBSET_ROWS, AttackRow, AuditResult, Interval, plain
 from mia_audit.stored import read_audit
 from shadow_pool import seeds
@@ -174,7 +175,7 @@ class _Paired:
                 return {}
             influence[here] += sign * own
         variance = float(influence @ influence)
-        half = float(stats.norm.ppf(0.975)) * math.sqrt(variance)
+        half = normal_quantile(TWO_SIDED) * math.sqrt(variance)
         return {"auc": (max(difference - half, -1.0), min(difference + half, 1.0))}
 
     def tpr_intervals(self, fprs: list[float]) -> dict[str, Interval]:
@@ -223,9 +224,7 @@ def _pair(a: AttackRow, b: AttackRow, ours: pd.DataFrame, theirs: pd.DataFrame) 
 def _auc_influence(member: np.ndarray, score: np.ndarray) -> np.ndarray:
     """Each record's part [K] in the AUC's error: their squares sum to DeLong's variance."""
     m, n = int(member.sum()), int((~member).sum())
-    ranks = stats.rankdata(score)
-    above = (ranks[member] - stats.rankdata(score[member])) / n
-    below = 1 - (ranks[~member] - stats.rankdata(score[~member])) / m
+    above, below = placements(member, score)
     influence = np.empty(len(score))
     influence[member] = (above - above.mean()) / math.sqrt(m * (m - 1))
     influence[~member] = (below - below.mean()) / math.sqrt(n * (n - 1))

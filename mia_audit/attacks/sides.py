@@ -89,7 +89,7 @@ class Totals:
         shift = total / safe
         mean = self.mean + shift
         square = np.maximum(self.square - residual * residual - total * shift, 0.0)
-        cancelled = ((square < _CANCELLED * self.square) & (count >= 2)).any(axis=2)
+        cancelled: np.ndarray = np.any((square < _CANCELLED * self.square) & (count >= 2), axis=2)
         for group in np.flatnonzero(cancelled.any(axis=1)):
             self._afresh(np.flatnonzero(cancelled[group]), models[group], mean[group], square[group])
         median = None if self.middle is None else _median_without(self.middle, self.count, removed, present)

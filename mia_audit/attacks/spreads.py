@@ -121,11 +121,9 @@ def _shrunk(sides: Sequence[Side], centre: str) -> list[Density]:
     live = enough.any(axis=(1, 2)) & np.all([variance.any(axis=(1, 2)) for variance, _ in moderated], axis=0)
     if not live.any():
         return found
-    learnt = shrink(
-        *(_centre(side, centre)[live] for side in sides),
-        *((variance / np.maximum(side.count, 1))[live] for side, (variance, _) in zip(sides, moderated, strict=True)),
-        np.broadcast_to(enough, found[0].loc.shape)[live],
-    )
+    noise = [variance / np.maximum(side.count, 1) for side, (variance, _) in zip(sides, moderated, strict=True)]
+    used = np.broadcast_to(enough, noise[0].shape)
+    learnt = shrink(found[0].loc[live], found[1].loc[live], noise[0][live], noise[1][live], used[live])
     for place, ((variance, freedom), means) in enumerate(zip(moderated, learnt, strict=True)):
         loc, scale = found[place].loc.copy(), found[place].scale
         loc[live], scale[live] = means.mean, np.sqrt(variance[live] + means.variance)
@@ -187,7 +185,7 @@ def fit_prior(variance: np.ndarray, degrees: np.ndarray, used: np.ndarray) -> tu
     log_excess = np.log(variance) - (special.digamma(half) - np.log(half))
     sampling = special.zeta(2, half)  # trigamma
     if used.all():
-        values, total = float(log_excess[0].size), _sum(log_excess)
+        values, total = np.array(log_excess[0].size), _sum(log_excess)
         expected = sampling.mean(axis=(1, 2), keepdims=True)
     else:
         values, total = _sum(used), _sum(np.where(used, log_excess, 0.0))

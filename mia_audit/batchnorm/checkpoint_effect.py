@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
+from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.metrics.jackknife import measure
 from mia_audit.metrics.roc import roc
 from mia_audit.results import METRICS, EffectRow, Interval
@@ -101,6 +101,6 @@ def _interval(ours: float, theirs: np.ndarray, replicates: np.ndarray) -> Interv
     training = float(theirs.var(ddof=1)) / len(theirs)
     total = records + training
     freedom = total**2 / (training**2 / (len(theirs) - 1)) if training > 0 else np.inf
-    half = float(stats.t.ppf(0.975, freedom)) * total**0.5
+    half = student_quantile(TWO_SIDED, freedom) * total**0.5
     difference = float(ours - theirs.mean())
     return max(-1.0, difference - half), min(1.0, difference + half)

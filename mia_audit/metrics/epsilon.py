@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
+from mia_audit.metrics.distributions import binomial_pmf
 from mia_audit.metrics.roc import labelled_scores
 
 # Of the records to guess about at either end: what choose_guesses chooses from.
@@ -35,7 +36,7 @@ def p_value(correct: int, guesses: int, records: int, epsilon: float, delta: flo
         return beta
     # alpha: the largest mean of P(W = correct - 1), ..., P(W = correct - i) over i.
     missed = np.arange(1, correct + 1)
-    alpha = float((np.cumsum(stats.binom.pmf(correct - missed, guesses, rate)) / missed).max())
+    alpha = float((np.cumsum(binomial_pmf(correct - missed, guesses, rate)) / missed).max())
     return min(1.0, beta + 2 * records * delta * alpha)
 
 

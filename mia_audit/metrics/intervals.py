@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from mia_audit.metrics.distributions import TWO_SIDED, beta_quantile, binomial_quantile, midranks, normal_quantile
 from mia_audit.metrics.roc import labelled_scores
 from shadow_pool import seeds
 
@@ -28,9 +28,9 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     if not 0 <= successes <= trials:
         raise ValueError(f"successes must be in [0, trials], got {successes} of {trials}")
     tail = (1 - confidence) / 2
-    low = stats.beta.ppf(tail, successes, trials - successes + 1) if successes else 0.0
-    high = stats.beta.isf(tail, successes + 1, trials - successes) if successes < trials else 1.0
-    return float(low), float(high)
+    low = beta_quantile(tail, successes, trials - successes + 1) if successes else 0.0
+    high = beta_quantile(1 - tail, successes + 1, trials - successes) if successes < trials else 1.0
+    return low, high
 
 
 def auc_delong(member: Any, score: Any) -> tuple[float, float]:
@@ -49,20 +49,26 @@ def auc_delong(member: Any, score: Any) -> tuple[float, float]:
         ValueError: as :func:`mia_audit.metrics.roc`.
     """
     member, score = labelled_scores(member, score)
-    positive, negative = score[member], score[~member]
-    m, n = positive.size, negative.size
+    m, n = int(member.sum()), int((~member).sum())
     if min(m, n) < 2:
         return 0.0, 1.0
-    ranks = stats.rankdata(score)
-    # Each member's share of non-members below it and each non-member's share of members above it, ties half.
-    above = (ranks[member] - stats.rankdata(positive)) / n
-    below = 1 - (ranks[~member] - stats.rankdata(negative)) / m
+    above, below = placements(member, score)
     auc = float(above.mean())
     variance = above.var(ddof=1) / m + below.var(ddof=1) / n
     if variance == 0 and auc in (0.0, 1.0):
         return clopper_pearson(min(m, n) if auc else 0, min(m, n))
-    half = stats.norm.ppf(0.975) * math.sqrt(variance)
+    half = normal_quantile(TWO_SIDED) * math.sqrt(variance)
     return max(auc - half, 0.0), min(auc + half, 1.0)
+
+
+def placements(member: np.ndarray, score: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each member's share of non-members below it, and each non-member's share of members above it, ties half.
+
+    bool [K], float64 [K], with both kinds among them -> [members], [non-members]; either's mean is the AUC.
+    """
+    ranks = midranks(score)
+    m, n = int(member.sum()), int((~member).sum())
+    return (ranks[member] - midranks(score[member])) / n, 1 - (ranks[~member] - midranks(score[~member])) / m
 
 
 def tpr_interval(member: Any, score: Any, fpr: float, seed: int) -> tuple[float, float]:
@@ -109,7 +115,7 @@ def _bootstrap(hits: np.ndarray, m: int, n: int, fpr: float, rng: np.random.Gene
 
 def _conservative(hits: np.ndarray, m: int, n: int, fpr: float) -> tuple[float, float]:
     # The number of non-members above the threshold whose true FPR is fpr is binomial.
-    fewest, most = int(stats.binom.ppf(0.0125, n, fpr)), int(stats.binom.ppf(0.9875, n, fpr))
+    fewest, most = binomial_quantile(0.0125, n, fpr), binomial_quantile(0.9875, n, fpr)
     low, _ = clopper_pearson(int(hits[fewest]), m, confidence=0.975)
     _, high = clopper_pearson(int(hits[most + 1]), m, confidence=0.975)
     return low, high

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from mia_audit.attacks.registry import SPREAD, pool_scores
+from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.metrics.intervals import clopper_pearson
 from mia_audit.metrics.roc import Roc, roc_of_sorted
 
@@ -99,7 +99,7 @@ def jackknife_interval(estimate: np.ndarray, replicates: np.ndarray) -> tuple[np
     if pairs < 2:
         return np.full_like(estimate, np.nan), np.full_like(estimate, np.nan)
     variance = (pairs - 1) / pairs * ((replicates - replicates.mean(axis=0)) ** 2).sum(axis=0)
-    half = stats.t.ppf(0.975, pairs - 1) * np.sqrt(variance)
+    half = student_quantile(TWO_SIDED, pairs - 1) * np.sqrt(variance)
     return estimate - half, estimate + half
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from mia_audit.attacks.shadows import Shadows
+from mia_audit.metrics.distributions import midranks
 
 
 def vulnerability(phi: Any, membership: np.ndarray) -> np.ndarray:
@@ -28,7 +28,7 @@ def vulnerability(phi: Any, membership: np.ndarray) -> np.ndarray:
     shadows = Shadows(phi, membership)
     found = np.empty(shadows.records)
     for block, values, inside in shadows.blocks():
-        ranks = stats.rankdata(values.mean(axis=2), axis=0)
+        ranks = midranks(values.mean(axis=2))
         n_in = inside.sum(axis=0)
         pairs = n_in * (len(inside) - n_in)
         wins = (ranks * inside).sum(axis=0) - n_in * (n_in + 1) / 2

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
+from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.results import Interval
 from mia_audit.studies.result import VERDICTS, StudyRow
 
@@ -44,7 +44,7 @@ def sample_mean(values: np.ndarray) -> tuple[float, Interval | None]:
     mean = float(values.mean())
     if count < 2:
         return mean, None
-    half = float(stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    half = float(student_quantile(TWO_SIDED, count - 1) * values.std(ddof=1) / np.sqrt(count))
     return mean, (mean - half, mean + half)
 
 
