@@ -19,6 +19,7 @@ from shadow_pool.spec import PoolSpec, to_dict
 from shadow_pool.store.entry import weights_bytes
 from shadow_pool.store.grow import create_pool, extend_pool, planned_spec
 from shadow_pool.store.pool import Pool, check_fingerprint, open_pool
+from shadow_pool.store.trust import FIELDS, check_code, named_code, refuse_changed_code
 from shadow_pool.train.precision import settle_precision
 from shadow_pool.train.usertrain import load_trainer
 
@@ -56,21 +57,27 @@ def prepare_pool(
     download: bool = False,
     device: str = "cpu",
     initial: InitialWeights | None = None,
+    trust: bool = False,
 ) -> tuple[Pool, PoolData]:
     """The pool at ``path`` brought up to ``changes`` (nested plain values of a spec), and its records.
 
     A new pool is created; an existing one keeps its stored spec where ``changes`` is silent and grows in n and
-    arms. What the models need is tried on the records before anything is written. Raises :class:`UserError` for
-    what the user can mend.
+    arms. What the models need is tried on the records before anything is written.
+
+    Code that ``changes`` name is the user's own word and is run; code that an existing pool alone names, where the
+    user made it here with this code (:mod:`shadow_pool.store.trust`), or with ``trust``. The pool returned is
+    trusted so far. Raises :class:`UserError` for what the user can mend.
     """
-    planned = plan_pool(path, changes, data_root=data_root, download=download, device=device, initial=initial)
+    planned = plan_pool(
+        path, changes, data_root=data_root, download=download, device=device, initial=initial, trust=trust
+    )
     spec, data = planned.spec, planned.data
     weights = weights_bytes(planned.initial) if planned.initial is not None else None
     if not planned.exists:
         create_pool(path, spec, data, initial=weights)
         # Another process may have been first, with other settings.
         spec, _ = planned_spec(path, to_dict(spec))
-    pool = open_pool(path)
+    pool = open_pool(path, trust=True)
     check_fingerprint(pool, data)
     return extend_pool(pool, spec, data, initial=weights), data
 
@@ -83,11 +90,16 @@ def plan_pool(
     download: bool = False,
     device: str = "cpu",
     initial: InitialWeights | None = None,
+    trust: bool = False,
 ) -> PlannedPool:
     """What :func:`prepare_pool` would make at ``path``, tried on the records; writes nothing."""
     if initial is not None:
         changes = {**changes, "init": initial.name}
     spec, exists = planned_spec(path, changes)
+    if exists and not trust:
+        known, named = open_pool(path), named_code(changes)
+        check_code(known, [field for field in FIELDS if field not in named])
+        refuse_changed_code(known)
     data = load_data(spec.data, seed=spec.seed, data_root=data_root, download=download)
     if not exists:
         spec = replace(
@@ -104,7 +116,11 @@ def plan_pool(
 
 
 def pool_data(pool: Pool, *, source: str | None = None, data_root: Path | None = None) -> PoolData:
-    """The records of an existing pool, from its source or from where they moved, checked against its fingerprint."""
+    """The records of an existing pool, from its source or from where they moved, checked against its fingerprint.
+
+    Raises :class:`UserError` where they are not found, or the pool names code that may not be run.
+    """
+    check_code(pool, ["data.ood_from"] if source is not None else ["data.source", "data.ood_from"])
     spec = pool.spec.data if source is None else replace(pool.spec.data, source=source)
     data = load_data(spec, seed=pool.spec.seed, data_root=data_root)
     check_fingerprint(pool, data)

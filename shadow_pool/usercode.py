@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,22 @@ def load_object(text: str, *, what: str) -> Any:
     return getattr(module, name)
 
 
+def code_version(text: str) -> str:
+    """What tells one state of the code that ``module:name`` or ``path/file.py:name`` names from another.
+
+    The sha256 (hex) of its file; ``installed`` for a module that is not in the working folder, ``missing`` where
+    there is no file. Nothing is run, and what the file imports is not looked at.
+    """
+    where, _, _ = text.rpartition(":")
+    path = Path(where) if where.endswith(".py") else _module_file(where)
+    if path is None:
+        return "installed"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "missing"
+
+
 def describe(error: BaseException, *, within: Path | None = None) -> str:
     """An exception as one line: its type, its text, and the file and line it was raised at.
 
@@ -70,6 +87,17 @@ def _import_module(name: str, what: str) -> ModuleType:
         raise UserError(f"{what}: importing {name} failed: {describe(error)}") from error
 
 
+def _module_file(name: str) -> Path | None:
+    """The file of a module of the working folder, found without importing the packages it is in; else None."""
+    parts, folders, origin = name.split("."), [str(Path.cwd())], ""
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), folders)
+        if spec is None:
+            return None if depth == 1 else Path(folders[0])
+        folders, origin = list(spec.submodule_search_locations or [""]), spec.origin or ""
+    return Path(origin)
+
+
 def _run_file(path: Path, what: str) -> ModuleType:
     if not path.is_file():
         raise UserError(f"{what}: {path} does not exist; give the path of a Python file")
@@ -79,14 +107,15 @@ def _run_file(path: Path, what: str) -> ModuleType:
     name = f"mia_audit_user_{path.stem}_{hashlib.sha256(version.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = SourceFileLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         with importable(path.parent):
-            spec.loader.exec_module(module)
+            # From its text: a compiled copy beside it may be a stranger's.
+            exec(loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     except Exception as error:
         del sys.modules[name]
         raise UserError(f"{what}: running {path.name} failed: {describe(error)}") from error

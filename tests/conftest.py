@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.prepare import pool_data as find_data
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.store.pool import Pool, open_pool
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is noted of the user's own pools is noted elsewhere, here and in processes that tests start."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")

@@ -120,10 +120,11 @@ def score(
     from shadow_pool.prepare import pool_data
     from shadow_pool.store.pool import open_pool
 
+    rules = [parse_rule(text) for text in fail_above or ()]
+    opened = open_pool(pool, trust=trust)
     if trust:
         _say_what_runs(model)
-    rules = [parse_rule(text) for text in fail_above or ()]
-    opened = open_pool(pool)
+        say_what_pool_runs(opened)
     records = pool_data(opened, source=data, data_root=data_root)
     result = audit_and_write(
         model,
@@ -158,13 +159,16 @@ def report(
     query_mode: o.QueryModeOption = "eval",
     out: o.OutOption = Path("audit"),
     as_json: o.JsonOption = False,
+    trust: o.TrustOption = False,
     quiet: o.QuietOption = False,
 ) -> None:
     """A pool audits itself: every model in turn the target, its pair left out."""
     from mia_audit.audit import audit_pool
     from shadow_pool.store.pool import open_pool
 
-    opened = open_pool(pool)
+    opened = open_pool(pool, trust=trust)
+    if trust:
+        say_what_pool_runs(opened)
     records = _inputs(opened, data, data_root, needed=query_mode == "batch")
     with step(f"auditing the pool {pool}", quiet=quiet or as_json):
         result = audit_pool(opened, data=records, subsets=subsets, query_mode=query_mode)
@@ -177,6 +181,16 @@ def _say_what_runs(model: Path) -> None:
 
     for name in what_would_run(model):
         note(f"trusted: opening {model} runs {name}")
+
+
+def say_what_pool_runs(pool: Pool) -> None:
+    """The code that a trusted pool names, on standard error."""
+    from shadow_pool.plain import short
+    from shadow_pool.spec import to_dict
+    from shadow_pool.store.trust import named_code
+
+    for text in dict.fromkeys(named_code(to_dict(pool.spec)).values()):
+        note(f"trusted: the pool {pool.path} runs {short(text)}")
 
 
 def audit_and_write(

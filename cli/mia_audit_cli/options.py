@@ -28,7 +28,7 @@ ArchOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]
 TrustOption = Annotated[
-    bool, typer.Option("--trust", help="Allow files that run code when opened (pickled modules, TorchScript, .pt2).")
+    bool, typer.Option("--trust", help="Run a stranger's code: pickled modules, TorchScript, .pt2, what a pool names.")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="cpu, cuda or cuda:N.")]
 WorkersOption = Annotated[
@@ -88,6 +88,7 @@ def _spec_options(
     ] = None,
     precision: Annotated[str | None, typer.Option(metavar="P", help="auto, fp32 or bf16.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="S", help="Root seed of every random draw.")] = None,
+    trust: TrustOption = False,
 ) -> dict[str, Any]:
     """What the options ask of a spec, as nested plain values: the file's keys, then each option that was given."""
     from shadow_pool.spec import merge, read_toml
@@ -118,24 +119,47 @@ def _spec_options(
         "recipe": {"epochs": epochs, "lr": lr},
     }
     changes = _given(top) | {name: _given(values) for name, values in tables.items() if _given(values)}
-    return merge(read_toml(spec) if spec is not None else {}, changes)
+    if spec is None:
+        return changes
+    merged = merge(read_toml(spec), changes)
+    if not trust:
+        _refuse_code(spec, merged, changes)
+    return merged
 
 
 def with_spec(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command with the options of a spec in place of its keyword ``changes``, after its own."""
+    """A command with the options of a spec in place of its keyword ``changes``, after its own.
+
+    An option that both name, ``--trust``, is one option and reaches both.
+    """
     own, shared = inspect.signature(command), inspect.signature(_spec_options)
     hints = get_type_hints(_spec_options, include_extras=True) | get_type_hints(command, include_extras=True)
-    parameters = [p for p in own.parameters.values() if p.name != "changes"] + list(shared.parameters.values())
+    parameters = {name: p for name, p in own.parameters.items() if name != "changes"} | dict(shared.parameters)
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
-        changes = _spec_options(**{name: values.pop(name) for name in shared.parameters})
-        return command(**values, changes=changes)
+        changes = _spec_options(**{name: values[name] for name in shared.parameters})
+        return command(**{name: values[name] for name in own.parameters if name != "changes"}, changes=changes)
 
-    typed = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    typed = [p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters.values()]
     run.__signature__ = own.replace(parameters=typed)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in typed}
     return run
+
+
+def _refuse_code(path: Path, merged: dict[str, Any], options: dict[str, Any]) -> None:
+    """A spec file may be a stranger's as well: code that it alone names is not run without ``--trust``."""
+    from shadow_pool.errors import UserError
+    from shadow_pool.plain import short
+    from shadow_pool.store.trust import named_code
+
+    own = named_code(options)
+    code = [text for field, text in named_code(merged).items() if field not in own]
+    if code:
+        raise UserError(
+            f"{path} names code to run, {', '.join(map(short, code))}: read that code, then allow it with --trust, or "
+            "name it in the command itself (--arch, --train, --normalize, --data)"
+        )
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

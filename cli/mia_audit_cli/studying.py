@@ -31,6 +31,7 @@ def study(
     workers: o.WorkersOption = None,
     scheduler: o.SchedulerOption = None,
     device: o.DeviceOption = "cpu",
+    trust: o.TrustOption = False,
     as_json: o.JsonOption = False,
     quiet: o.QuietOption = False,
     *,
@@ -54,6 +55,7 @@ def study(
         workers=workers,
         scheduler=scheduler,
         query_mode=query_mode,
+        trust=trust,
         on_progress=TrainingProgress(quiet=quiet),
     )
     result = STUDIES[name](setup)

@@ -53,19 +53,24 @@ def train_shadows(
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what the pool will cost and resolve; train nothing.")
     ] = False,
+    trust: o.TrustOption = False,
     quiet: o.QuietOption = False,
     *,
     changes: dict[str, Any],
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
     from mia_audit.initial import initial_weights
+    from mia_audit_cli.auditing import say_what_pool_runs
     from shadow_pool.prepare import plan_pool, prepare_pool
+    from shadow_pool.store.pool import open_pool
 
     chosen = _indices(indices)
     if init is not None:
         changes["init"] = str(init)
-    options: dict[str, Any] = {"data_root": data_root, "download": download, "device": device}
+    options: dict[str, Any] = {"data_root": data_root, "download": download, "device": device, "trust": trust}
     options["initial"] = initial_weights(changes)
+    if trust and (pool / "pool.json").exists():
+        say_what_pool_runs(open_pool(pool))
     if plan:
         _show_plan(pool, plan_pool(pool, changes, **options), workers=workers, indices=chosen, device=device)
         return
@@ -89,15 +94,21 @@ def train_target(
     data: o.DataOption = None,
     data_root: o.DataRootOption = None,
     device: o.DeviceOption = "cpu",
+    trust: o.TrustOption = False,
     quiet: o.QuietOption = False,
 ) -> None:
     """Train a model to audit on records drawn by fair coins; its members stand beside it in a sidecar."""
+    from mia_audit_cli.auditing import say_what_pool_runs
     from shadow_pool.prepare import pool_data
+    from shadow_pool.store.drift import drift_warnings
     from shadow_pool.store.pool import open_pool
     from shadow_pool.train.target import train_target as train
 
-    opened = open_pool(pool)
+    opened = open_pool(pool, trust=trust)
+    if trust:
+        say_what_pool_runs(opened)
     records = pool_data(opened, source=data, data_root=data_root)
+    warn(drift_warnings(opened, device=device, here=True), quiet=quiet)
     target = train(opened, records, arm=arm, seed=seed, out=out, device=device)
     note(
         f"wrote {target.model} ({arm}, {target.epochs} epochs, training loss {target.loss:.4f}) and {target.members}",

@@ -35,7 +35,8 @@ class StudySetup:
     """Where and how a study runs.
 
     ``changes`` are the user's settings as nested plain values of a spec; they take the place of the study's own.
-    Pools are stored under ``out``: a killed study resumes. ``query_mode`` is what ``leakage`` asks models in.
+    Pools are stored under ``out``: a killed study resumes; ``trust`` lets one that was made elsewhere run the code
+    it names. ``query_mode`` is what ``leakage`` asks models in.
     """
 
     out: Path
@@ -46,6 +47,7 @@ class StudySetup:
     workers: int | None = None
     scheduler: str | None = None
     query_mode: str = "eval"
+    trust: bool = False
     on_progress: Callable[[Progress], None] = _silent
 
     def values(self, defaults: Mapping[str, Any], *, compares: bool = False) -> dict[str, Any]:
@@ -114,6 +116,7 @@ def study_pool(setup: StudySetup, values: Mapping[str, Any], *, folder: str = "p
         download=setup.download,
         device=setup.device,
         initial=initial_weights(values),
+        trust=setup.trust,
     )
     receipts = train_pool(
         pool,

@@ -6,9 +6,10 @@ from collections import Counter
 
 from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool
+from shadow_pool.store.trust import MODEL_FIELDS, code_versions
 
 DECISIVE = ("machine", "torch", "numpy")
-"""The entries of ``software`` that change a model's bits."""
+"""The entries of ``software`` that change a model's bits, besides the code that the spec names."""
 
 
 def drift_warnings(pool: Pool, *, device: str = "cpu", here: bool) -> tuple[str, ...]:
@@ -19,9 +20,10 @@ def drift_warnings(pool: Pool, *, device: str = "cpu", here: bool) -> tuple[str,
         here: also warn where they differ from this process's, which is about to train or to compute signals.
     """
     models = [info.software for arm in pool.spec.arms for info in pool.scan(arm)[0].values()]
-    now = software_versions(device) if here else {}
+    code = code_versions(pool.spec, MODEL_FIELDS)
+    now = software_versions(device) | code if here else {}
     warnings = []
-    for name in DECISIVE:
+    for name in (*DECISIVE, *code):
         counts = Counter(software.get(name, "unknown") for software in models)
         if len(counts) > 1:
             shares = ", ".join(f"{value} ({count} models)" for value, count in counts.most_common())

@@ -24,6 +24,7 @@ from shadow_pool.store.entry import parquet_bytes, read_info
 from shadow_pool.store.files import file_lock, file_sha256, write_atomically
 from shadow_pool.store.manifest import Manifest, now, software_versions
 from shadow_pool.store.pool import INITIAL, Pool, open_pool, rows_sha256
+from shadow_pool.store.trust import code_versions, vouch
 
 
 def planned_spec(path: Path, changes: Mapping[str, Any]) -> tuple[PoolSpec, bool]:
@@ -79,10 +80,12 @@ def create_pool(path: Path, spec: PoolSpec, data: PoolData, *, initial: bytes | 
             warnings=data.warnings,
             software=software_versions(),
             created=now(),
+            code=code_versions(spec),
         )
         _refuse_other_models(path, manifest)
         manifest = write_initial(path, manifest, initial)
         write_pool(path, manifest, rows, _table_bytes(data))
+        vouch(manifest)
 
 
 def write_pool(path: Path, manifest: Manifest, rows: np.ndarray, table: bytes | None) -> None:
@@ -113,7 +116,7 @@ def extend_pool(pool: Pool, spec: PoolSpec, data: PoolData, *, initial: bytes | 
     ``initial``, where given, takes the place of a damaged file of initial weights.
     """
     with file_lock(pool.path / ".lock", wait=True):
-        current = open_pool(pool.path)
+        current = open_pool(pool.path, trust=pool.trusted)
         if initial is not None and not _is_sound(current, "initial"):
             write_initial(pool.path, current.manifest, initial)
         spec = replace(spec, n=max(spec.n, current.spec.n), arms=tuple(dict.fromkeys([*current.spec.arms, *spec.arms])))
@@ -128,7 +131,7 @@ def extend_pool(pool: Pool, spec: PoolSpec, data: PoolData, *, initial: bytes | 
                 "drawn again; give the original records with --data, or train a new pool"
             )
         write_pool(pool.path, replace(current.manifest, spec=spec), rows, None if whole else _table_bytes(data))
-    return open_pool(pool.path)
+    return open_pool(pool.path, trust=pool.trusted)
 
 
 def rewrite_membership(pool: Pool) -> bool:

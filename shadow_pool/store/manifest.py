@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ class Manifest:
 
     ``input_shape`` is that of a stored record, ``model_shape`` that of what a model sees of it.
     ``files`` has the sha256 of records.parquet and of the first n rows of membership.npy, so that a reader of the
-    old pool.json is not disturbed while the pool grows.
+    old pool.json is not disturbed while the pool grows. ``code`` has the version of the code that the spec names.
     """
 
     spec: PoolSpec
@@ -42,6 +42,7 @@ class Manifest:
     warnings: tuple[str, ...]
     software: dict[str, str]
     created: str
+    code: dict[str, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write pool.json under a temporary name and rename it into place."""

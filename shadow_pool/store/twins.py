@@ -16,6 +16,7 @@ from shadow_pool.store.files import file_lock, write_atomically
 from shadow_pool.store.grow import write_pool
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import INITIAL, Pool, open_pool
+from shadow_pool.store.trust import check_code
 
 
 def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ...]) -> Pool:
@@ -25,7 +26,11 @@ def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ..
         member: bool [records], the target's members.
         count: twins an arm; the folder's n is the next even number from 4 on, train the first ``count`` alone.
         arms: which arms; ``batch`` first where another of them has ``+fit``.
+
+    Raises:
+        UserError: the pool names code that may not be run (:mod:`shadow_pool.store.trust`).
     """
+    check_code(pool)
     folder = pool.path / "twins" / hashlib.sha256(member.tobytes()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / ".lock", wait=True):
@@ -38,4 +43,4 @@ def twin_pool(pool: Pool, member: np.ndarray, *, count: int, arms: tuple[str, ..
             write_atomically(folder / INITIAL, (pool.path / INITIAL).read_bytes())
         manifest = replace(pool.manifest, spec=spec, warnings=(), software=software_versions(), created=now())
         write_pool(folder, manifest, np.tile(member, (n, 1)), (pool.path / "records.parquet").read_bytes())
-    return open_pool(folder)
+    return open_pool(folder, trust=True)  # the spec is the pool's, whose code was checked

@@ -14,6 +14,7 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.store.entry import clear_leftover
 from shadow_pool.store.pool import Pool
+from shadow_pool.store.trust import check_code
 from shadow_pool.train.unit import Receipt, TrainingData, Unit, train_unit
 from shadow_pool.train.workers import run_in_workers
 
@@ -56,8 +57,10 @@ def train_pool(
 
     Raises:
         OSError: the disk is full or read-only; what was committed is kept.
-        UserError: workers die before they train anything.
+        UserError: workers die before they train anything, or the pool names code that may not be run
+            (:mod:`shadow_pool.store.trust`).
     """
+    check_code(pool)
     lean = TrainingData.of(data)
     chosen = indices if indices is not None else range(pool.spec.n)
     # A worker on another machine starts in a folder of its own.

@@ -23,6 +23,7 @@ from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import EntryInfo, commit_entry, entry_lock, entry_path, workspace
 from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.store.trust import MODEL_FIELDS, check_code, code_versions
 from shadow_pool.train.history import History, at_chance
 from shadow_pool.train.loop import OnEpoch, TrainingJob, TrainingOutcome, train_model
 from shadow_pool.train.usertrain import train_by_user
@@ -93,7 +94,8 @@ def train_unit(unit: Unit, data: TrainingData) -> Receipt:
             if not held:
                 return Receipt(unit, "busy")
             with workspace(unit.entry):
-                info, images = _train_and_commit(open_pool(unit.pool), unit, data)
+                # Whoever hands out units has checked the pool's code, perhaps on another machine.
+                info, images = _train_and_commit(open_pool(unit.pool, trust=True), unit, data)
             return Receipt(unit, info.status, info.seconds, images)
     except OSError:
         raise
@@ -118,6 +120,7 @@ def train_for_pool(
     ``seed`` and ``index`` fix initial weights, batch order and augmentation, the same in every arm: layers that
     two arms share start equal. A user's own training function takes the recipe's place.
     """
+    check_code(pool, ["train"])
     model = starting_model(pool, arm, seed=seeds.integer(seed, "weights", index))
     job = TrainingJob(
         arm=parse_arm(arm),
@@ -138,8 +141,11 @@ def train_for_pool(
 def starting_model(pool: Pool, arm: str, *, seed: int = 0, arch: str | None = None) -> nn.Module:
     """A model of an arm as its training starts: drawn from ``seed``, or the pool's initial weights.
 
-    ``arch`` takes the place of the pool's architecture, its initial weights then left aside.
+    ``arch`` takes the place of the pool's architecture, its initial weights then left aside. Raises
+    :class:`UserError` where the pool names code that may not be run (:mod:`shadow_pool.store.trust`).
     """
+    if arch is None:
+        check_code(pool, ["arch"])
     return build_model(
         arch or pool.spec.arch,
         parse_arm(arm).norm,
@@ -162,12 +168,14 @@ def one_thread() -> Iterator[None]:
 
 
 def preprocess_of(pool: Pool) -> Callable[[Tensor], Tensor]:
-    """What the pool's models see of a stored batch."""
+    """What the pool's models see of a stored batch. Raises :class:`UserError` as :func:`starting_model` does."""
+    check_code(pool, ["data.normalize"])
     return parse_normalize(pool.spec.data.normalize, pool.manifest.input_shape)
 
 
 def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[EntryInfo, int]:
     started = time.perf_counter()
+    code = code_versions(pool.spec, MODEL_FIELDS)
     member = np.array(pool.membership[unit.index])
     preprocess = preprocess_of(pool)
     history = History(data, member, preprocess, unit.device, pool.spec.recipe.evaluate_epochs)
@@ -207,7 +215,7 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
         nonmember_accuracy=_mean(correct[~member]),
         population_accuracy=_mean(population.predicted == data.population_label),
         digest=pool.manifest.digest,
-        software=software_versions(unit.device),
+        software=software_versions(unit.device) | code,
     )
     info = commit_entry(
         unit.entry, info, state=model.state_dict(), records=records, population=population, history=history.table()
