@@ -34,6 +34,13 @@ def test_imports_run_one_way() -> None:
     assert found.returncode == 0, found.stdout
 
 
+def test_an_audit_imports_nothing_slow_that_it_does_without() -> None:
+    program = "import sys, mia_audit.audit, mia_audit.report.html; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert {"torch", "matplotlib"} <= set(found)
+    assert {"scipy.stats", "sklearn", "opacus", "torchvision", "distributed"} & set(found) == set()
+
+
 def test_the_top_level_holds_what_it_should() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     tops = {name.split("/")[0] for name in tracked}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from scipy import stats
 
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence
+from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.results import TargetInfo
 from shadow_pool.store.pool import Pool
 
@@ -47,7 +47,7 @@ def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:
     if info.member_accuracy is None or len(values) < 2:
         return []
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) * (1 + 1 / len(values)) ** 0.5
-    reach = max(0.02, float(stats.t.ppf(0.975, len(values) - 1)) * spread)
+    reach = max(0.02, student_quantile(TWO_SIDED, len(values) - 1) * spread)
     low, high = min(*values, mean - reach), max(*values, mean + reach)
     if low <= info.member_accuracy <= high:
         return []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shadow_pool.data import shipped
 from shadow_pool.data.arrays import Source
 from shadow_pool.errors import UserError
 
@@ -46,11 +47,9 @@ def read_named(name: str, *, data_root: Path | None, download: bool) -> Source:
 
 
 def _digits() -> Source:
-    from sklearn.datasets import load_digits
-
-    data, target = load_digits(return_X_y=True)
-    pixels = np.round(data.reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
-    return Source(pixels, target.astype(np.int64), classes=tuple("0123456789"))
+    data, label = shipped.digits()
+    pixels = np.round(data[:, None] * 255 / 16).astype(np.uint8)
+    return Source(pixels, label, classes=tuple("0123456789"))
 
 
 def _idx_set(name: str, root: Path, *, debian: bool, download: bool) -> Source:

@@ -10,6 +10,7 @@ import numpy as np
 from shadow_pool import seeds
 from shadow_pool.data.images import resize, with_channels
 from shadow_pool.data.records import Records
+from shadow_pool.data.shipped import photographs
 from shadow_pool.data.sources import SUFFIXES, open_source
 from shadow_pool.errors import UserError
 from shadow_pool.spec import DataSpec
@@ -92,11 +93,9 @@ def _photo_patches(rng: np.random.Generator, count: int, shape: tuple[int, ...])
     Each is the one of most contrast among :data:`_CANDIDATES`: flat crops of sky and blur are all alike, and inputs
     that are alike under different labels cannot be told apart, let alone memorized.
     """
-    from sklearn.datasets import load_sample_images
-
     channels, height, width = shape
     photos = []
-    for photo in load_sample_images().images:
+    for photo in photographs():
         x = np.ascontiguousarray(photo.transpose(2, 0, 1))[None]
         scale = max(height / x.shape[2], width / x.shape[3], 1.0)
         x = resize(x, max(height, round(x.shape[2] * scale)), max(width, round(x.shape[3] * scale)))
