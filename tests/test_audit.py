@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from pools import tiny_pool, train_here
+from torch import nn
 
 from mia_audit.audit import audit_pool, audit_target
 from mia_audit.audit.cautions import accuracy_warnings
@@ -23,6 +24,7 @@ from shadow_pool.errors import UserError
 from shadow_pool.store.files import read_sealed, write_sealed
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.train.target import TrainedTarget, train_target
+from shadow_pool.train.unit import starting_model
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +217,37 @@ def test_a_target_with_nan_weights_is_refused(
     torch.save(state, tmp_path / "nan.pt")
     with pytest.raises(UserError, match="non-finite logits on"):
         audit_target(tmp_path / "nan.pt", pool, pool_data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["pickled", "half", "program", "exported"])
+def test_modules_and_programs_are_judged_as_their_weights_are(
+    pool: Pool, pool_data: PoolData, target: TrainedTarget, target_result: AuditResult, tmp_path: Path, form: str
+) -> None:
+    model, path = starting_model(pool, "batch").eval(), tmp_path / ("m.pt2" if form == "exported" else "m.pt")
+    model.load_state_dict(torch.load(target.model, weights_only=True))
+    example = torch.zeros(2, *pool.manifest.model_shape)
+    if form in ("pickled", "half"):
+        torch.save(model.half() if form == "half" else model, path)
+    elif form == "exported":
+        torch.export.save(torch.export.export(model, (example,)), path)
+    else:
+        torch.jit.save(torch.jit.script(model), path)
+    with pytest.raises(UserError, match="--trust"):
+        audit_target(path, pool, pool_data, attacks=("loss",))
+    found = audit_target(path, pool, pool_data, attacks=("loss",), trust=True, members=target.members)
+    assert found.target is not None
+    assert target_result.target is not None
+    near = 0.1 if form == "half" else 1e-3
+    np.testing.assert_allclose(found.records["phi"], target_result.records["phi"], atol=near)
+    assert found.target.norm_layers == target_result.target.norm_layers
+    assert [row.layer for row in found.layers] == [row.layer for row in target_result.layers]
+
+
+def test_a_module_that_does_not_fit_the_records_is_refused(pool: Pool, pool_data: PoolData, tmp_path: Path) -> None:
+    torch.save(nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), tmp_path / "m.pt")
+    with pytest.raises(UserError, match=r"must give logits of shape \[2, 10\] .* got \[2, 7\]"):
+        audit_target(tmp_path / "m.pt", pool, pool_data, trust=True, arm="none")
 
 
 def test_query_mode_batch_is_another_signal_and_is_kept(pool: Pool, pool_data: PoolData, target: TrainedTarget) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from mia_audit.checkpoints import load_into, open_checkpoint, what_would_run
+from mia_audit.checkpoints.inspection import inspect_checkpoint
 from mia_audit.checkpoints.state_dicts import match_names, strip_prefixes
 from shadow_pool.errors import UserError
 
@@ -190,6 +191,18 @@ def test_programs_are_opened_only_with_trust(tmp_path):
         checkpoint = open_checkpoint(tmp_path / name, trust=True)
         assert_same(checkpoint)
         assert checkpoint.kind == kind
+        seen = inspect_checkpoint(tmp_path / name, trust=True)
+        assert [row.layer for row in seen.batchnorm] == ["1"]
+    torch.jit.save(torch.jit.freeze(torch.jit.script(network().eval())), tmp_path / "frozen.pt")
+    with pytest.raises(UserError, match=r"no weights .* before it is frozen"):
+        open_checkpoint(tmp_path / "frozen.pt", trust=True)
+
+
+def test_what_else_a_file_holds_is_said(tmp_path):
+    torch.save({"model": STATE, "ema": STATE, "criterion": {"w": torch.ones(2)}, "optim": {}}, tmp_path / "m.pt")
+    assert open_checkpoint(tmp_path / "m.pt").notes == (
+        "weights taken from the entry model; passed over: ema, criterion",
+    )
 
 
 def test_several_models_are_not_guessed_between(tmp_path):

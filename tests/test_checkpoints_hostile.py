@@ -112,6 +112,12 @@ def test_bits_flipped_anywhere_never_raise_anything_else(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_weights_that_were_never_made_are_named(tmp_path):
+    path = saved(tmp_path / "model.pt", torch.nn.LazyLinear(3))
+    with pytest.raises(UserError, match="weight holds no data"):
+        open_checkpoint(path, trust=True)
+
+
 def test_a_file_this_user_may_not_read(tmp_path, monkeypatch):
     path = saved(tmp_path / "model.pt", STATE)
 

@@ -37,6 +37,14 @@ def wide(classes, input_shape):
     return nn.Sequential(nn.Linear(input_shape[0], 64), nn.BatchNorm1d(64), nn.Linear(64, classes))
 
 
+def softmax():
+    return nn.Sequential(nn.Linear(5, 3), nn.Softmax(dim=1))
+
+
+def log_softmax():
+    return nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(dim=1))
+
+
 def half(num_classes):
     return Net(num_classes, dtype=torch.float16)
 
@@ -104,6 +112,7 @@ def test_factories_get_what_their_parameters_ask_for(net: Path) -> None:
     assert build(f"{net}:Net(num_classes=3, width=7)").head.weight.shape == (3, 7)
     assert build(f"{net}:wide")[0].weight.shape == (64, 5)
     assert build("mlp(width=16, depth=1)").head.weight.shape == (3, 16)
+    assert build(f"{net}:log_softmax")[0].weight.shape == (3, 5)
     assert build(f"{net}:half").head.weight.dtype == torch.float32
 
 
@@ -159,6 +168,7 @@ def test_names_of_torchvision_and_of_a_module() -> None:
         ("{net}:broken", r"failed to build a model: RuntimeError: no weights here \(net.py, line"),
         ("{net}:number", "must return a torch.nn.Module, got int"),
         ("{net}:made", "makes a fresh torch.nn.Module, got a Linear"),
+        ("{net}:softmax", r"softmax gives probabilities \(each row sums to 1\), expected logits"),
         ("{net}:Net(num_classes=4)", r"must give logits of shape \[2, 3\] .* got \[2, 4\]"),
         ("lenet", r"lenet needs images"),
         ("mlp(classes=4)", r"mlp must give logits of shape \[2, 3\]"),

@@ -15,6 +15,7 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import batchnorm_without_running_stats, ratios_from_state
+from shadow_pool.models.resolve import check_model
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.target import read_facts
@@ -66,10 +67,7 @@ def open_target(
     facts = read_facts(members) if members is not None else {}
     arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
     require_arm(pool, arm)
-    model = checkpoint.module
-    if model is None:
-        model = starting_model(pool, arm, arch=arch)
-        load_into(model, checkpoint)
+    model, notes = _built(checkpoint, pool, arm, arch)
     records, population = (
         compute_signals(
             model,
@@ -98,8 +96,18 @@ def open_target(
         coins=facts.get("drawn") == "coins",
         records=records,
         population=population,
-        warnings=(*checkpoint.notes, *_mode_warnings(model)),
+        warnings=(*checkpoint.notes, *notes, *_mode_warnings(model)),
     )
+
+
+def _built(checkpoint: Checkpoint, pool: Pool, arm: str, arch: str | None) -> tuple[nn.Module, tuple[str, ...]]:
+    """The module that the file held, else the architecture with its weights, and notes."""
+    if checkpoint.module is None:
+        model = starting_model(pool, arm, arch=arch)
+        return model, load_into(model, checkpoint)
+    module = checkpoint.module.float()
+    check_model(module, pool.manifest.model_shape, len(pool.spec.data.classes), arch=str(checkpoint.path))
+    return module, ()
 
 
 def _guessed_arm(checkpoint: Checkpoint, pool: Pool) -> str:

@@ -22,7 +22,7 @@ from mia_audit.checkpoints.state_dicts import (
     plain_tensors,
     strip_prefixes,
 )
-from shadow_pool.errors import UserError, one_line
+from shadow_pool.errors import UserError, few, one_line
 from shadow_pool.store.files import file_sha256
 from shadow_pool.usercode import describe, importable
 
@@ -37,7 +37,7 @@ class Checkpoint:
         path: of the file.
         kind: ``safetensors``, ``state dict``, ``container``, ``module``, ``TorchScript`` or ``torch.export``.
         notes: what was found, cast or left out, in words.
-        module: the module itself where the file held one and was trusted, else None.
+        module: the module itself where the file held a pickled one and was trusted, else None.
     """
 
     state: State
@@ -54,7 +54,7 @@ def open_checkpoint(path: Path, *, trust: bool = False) -> Checkpoint:
     Reads safetensors, and what torch.save wrote from a state dict or from a container around one, with
     ``weights_only=True``. Where that refuses a class or function that the weights do not need, they are read
     without it. Whole pickled modules, TorchScript and torch.export archives run code when opened, and are opened only
-    with ``trust``; :func:`what_would_run` lists that code.
+    with ``trust``; :func:`what_would_run` lists that code. Of programs the weights are taken alone.
 
     Raises:
         UserError: no checkpoint, damaged, without one clear state dict, or in need of ``trust``; one line.
@@ -123,7 +123,7 @@ def _read_torch(path: Path, form: str) -> tuple[Any, tuple[str, ...]]:
     except UserError:
         found = None
     if found is None or _hides_model(value):
-        raise _needs_trust(path, "a whole pickled module", names)
+        raise _needs_trust(path, "a whole pickled module or other objects", names)
     return value, (f"left out without running it: {_few_names(names)}",) if names else ()
 
 
@@ -155,9 +155,11 @@ def _read_safetensors(path: Path) -> State:
 def _read_trusted(path: Path, form: str) -> Any:
     try:
         if form == TORCHSCRIPT:
-            return torch.jit.load(path, map_location="cpu")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # torch would rather have .pt2
+                return torch.jit.load(path, map_location="cpu").state_dict()
         if form == EXPORT:
-            return torch.export.load(path).module()
+            return torch.export.load(path).state_dict
         with importable(path.resolve().parent), importable(Path.cwd()):
             return torch.load(path, map_location="cpu", weights_only=False)
     except (AttributeError, ImportError) as error:
@@ -192,7 +194,8 @@ def _few_names(names: tuple[str, ...]) -> str:
 def _finish(path: Path, value: Any, form: str, notes: tuple[str, ...]) -> Checkpoint:
     found = find_state(str(path), value)
     if found.keys:
-        notes += (f"weights taken from {'.'.join(found.keys)}",)
+        others = f"; passed over: {few(found.others)}" if found.others else ""
+        notes += (f"weights taken from the entry {'.'.join(found.keys)}{others}",)
     state, changes = plain_tensors(str(path), found.state, allowed_bytes(path))
     short = strip_prefixes(state)
     kind = form

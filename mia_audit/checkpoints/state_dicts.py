@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shadow_pool.errors import UserError, few
 
@@ -18,11 +19,12 @@ _TRAINING = ("optim", "sched", "scaler", "callbacks", "loops", "hyper_parameters
 
 
 class Found(NamedTuple):
-    """A state dict, the keys that lead to it, and the module it belongs to where one was saved."""
+    """A state dict, the keys that lead to it, the module it belongs to where one was saved, and others beside it."""
 
     state: State
     keys: tuple[str, ...] = ()
     module: nn.Module | None = None
+    others: tuple[str, ...] = ()
 
 
 def find_state(where: str, value: Any) -> Found:
@@ -42,20 +44,22 @@ def find_state(where: str, value: Any) -> Found:
     if not isinstance(value, Mapping):
         raise UserError(f"{where} holds a {type(value).__name__}; expected the state dict of a model")
     inside = {str(key): item for key, item in value.items() if not isinstance(item, torch.Tensor) and _weighs(item)}
-    candidates = [key for key in CONTAINERS if key in inside]
-    if not candidates:
-        candidates = [key for key in inside if not key.lower().startswith(_TRAINING)]
-        if len(candidates) > 1:
-            raise UserError(
-                f"{where} holds several state dicts ({few(candidates)}); save the one to audit in a file of its own"
-            )
+    candidates = [key for key in inside if not key.lower().startswith(_TRAINING)]
+    usual = [key for key in CONTAINERS if key in inside]
+    if len(candidates) > 1 and not usual:
+        raise UserError(
+            f"{where} holds several state dicts ({few(candidates)}); save the one to audit in a file of its own"
+        )
     if candidates:
-        found = find_state(where, inside[candidates[0]])
-        return found._replace(keys=(candidates[0], *found.keys))
+        chosen = (usual or candidates)[0]
+        found = find_state(where, inside[chosen])
+        others = tuple(key for key in candidates if key != chosen)
+        return found._replace(keys=(chosen, *found.keys), others=(*others, *found.others))
     state = {str(key): item for key, item in value.items() if isinstance(item, torch.Tensor)}
     if not state:
         raise UserError(
-            f"{where} holds no weights (found {few(map(str, value)) or 'nothing'}); save model.state_dict()"
+            f"{where} holds no weights (found {few(map(str, value)) or 'nothing'}); save model.state_dict(), of a "
+            "program before it is frozen"
         )
     return Found(state)
 
@@ -80,6 +84,9 @@ def plain_tensors(where: str, state: State, allowed_bytes: int) -> tuple[State, 
     Raises:
         UserError: the tensors declare more than ``allowed_bytes``, or hold no data.
     """
+    for name, tensor in state.items():
+        if tensor.is_meta or is_lazy(tensor):
+            raise UserError(f"{where}: {name} holds no data; save the model after loading or training its weights")
     declared = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if declared > allowed_bytes:
         raise UserError(
@@ -88,8 +95,6 @@ def plain_tensors(where: str, state: State, allowed_bytes: int) -> tuple[State, 
         )
     plain, cast, broken = {}, set(), []
     for name, tensor in state.items():
-        if tensor.is_meta:
-            raise UserError(f"{where}: {name} holds no data (a meta tensor); save the model after loading its weights")
         value = tensor.detach()
         value = value.dequantize() if value.is_quantized else value
         value = value.to_dense() if value.layout != torch.strided else value

@@ -96,7 +96,8 @@ def parse_arch(arch: str) -> tuple[str, dict[str, Any]]:
 def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *, arch: str = "the model") -> None:
     """Run a tiny batch in eval mode and refuse a model whose inputs or outputs do not fit the records.
 
-    A single logit (N, 1) stands for two classes. Modes are restored.
+    A single logit (N, 1) stands for two classes. Probabilities are refused: they would pass for logits and hide a leak.
+    Modes are restored.
 
     Raises:
         UserError: one line saying what was expected and what was found.
@@ -120,6 +121,11 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
         raise UserError(
             f"{arch} must give logits of shape {[len(x), classes]} for {len(x)} records of {classes} classes, "
             f"got {list(logits.shape)}; set its number of classes"
+        )
+    if logits.shape[1] > 1 and (logits >= 0).all() and torch.allclose(logits.sum(1), torch.ones(2)):
+        raise UserError(
+            f"{arch} gives probabilities (each row sums to 1), expected logits: phi and our training need what goes "
+            "into the softmax; let its forward return that, or log-probabilities"
         )
 
 
