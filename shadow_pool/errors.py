@@ -21,7 +21,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     names = sorted(text[:_LONGEST] for text in known)
     near = difflib.get_close_matches(name[:_LONGEST], names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {name[:_LONGEST]!r}: {hint}known: {few(names, _MOST)}")
+    return UserError(f"unknown {kind} {name[:_LONGEST]!r}: {hint}known: {few(names, _MOST) or 'none'}")
 
 
 def one_line(error: BaseException) -> str:

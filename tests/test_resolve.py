@@ -53,6 +53,10 @@ def lazy():
     return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
 
 
+def configured(config, *, num_classes):
+    return nn.Linear(5, num_classes)
+
+
 def broken():
     raise RuntimeError("no weights here")
 
@@ -112,6 +116,7 @@ def test_factories_get_what_their_parameters_ask_for(net: Path) -> None:
     assert build(f"{net}:Net(num_classes=3, width=7)").head.weight.shape == (3, 7)
     assert build(f"{net}:wide")[0].weight.shape == (64, 5)
     assert build("mlp(width=16, depth=1)").head.weight.shape == (3, 16)
+    assert build(f"{net}:configured(config=1)").weight.shape == (3, 5)
     assert build(f"{net}:log_softmax")[0].weight.shape == (3, 5)
     assert build(f"{net}:half").head.weight.dtype == torch.float32
 
@@ -168,6 +173,8 @@ def test_names_of_torchvision_and_of_a_module() -> None:
         ("{net}:broken", r"failed to build a model: RuntimeError: no weights here \(net.py, line"),
         ("{net}:number", "must return a torch.nn.Module, got int"),
         ("{net}:made", "makes a fresh torch.nn.Module, got a Linear"),
+        ("{net}:lazy(x=1)", "unknown argument of arch .*'x': known: none"),
+        ("{net}:configured", r"configured needs config; give literals, as in '.*:configured\(config=2\)'"),
         ("{net}:softmax", r"softmax gives probabilities \(each row sums to 1\), expected logits"),
         ("{net}:Net(num_classes=4)", r"must give logits of shape \[2, 3\] .* got \[2, 4\]"),
         ("lenet", r"lenet needs images"),

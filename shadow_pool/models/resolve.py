@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from shadow_pool import seeds
-from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.errors import UserError, few, unknown_name
 from shadow_pool.models.norms import coupling_layer, to_norm
 from shadow_pool.models.outputs import logits_of
 from shadow_pool.models.zoo import ZOO
 from shadow_pool.usercode import describe, is_reference, load_object
 
 _PROBE = 4
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ARCH = re.compile(r"(?P<name>.*?\.py:\w+|[^(]*)(?P<call>\(.*)?", re.DOTALL)
 
 
@@ -110,7 +111,8 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], classes: int, *,
     except Exception as error:
         raise UserError(
             f"{arch} does not take a batch of the records, shape {list(x.shape)}: {describe(error)}; "
-            "use --image-size or another --arch"
+            "use --image-size, a --normalize FILE.py:FUNC that makes of a record what it takes (grey to colour), or "
+            "another --arch"
         ) from error
     finally:
         for module, training in modes.items():
@@ -183,12 +185,19 @@ def _timm(name: str, given: dict[str, Any], options: dict[str, Any]) -> Any:
 
 def _call(name: str, factory: Callable[..., Any], given: dict[str, Any], options: dict[str, Any]) -> Any:
     try:
-        parameters = inspect.signature(factory).parameters
-        named = {key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        parameters = inspect.signature(factory).parameters.values()
+        named = {p.name: p.default for p in parameters if p.kind not in _VARIABLE}
         unknown = [option for option in options if option not in named]
-        if unknown and len(named) == len(parameters):
+        if unknown and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             raise unknown_name(f"argument of arch {name}", unknown[0], named)
-        return factory(**{key: value for key, value in given.items() if key in named} | options)
+        arguments = {key: value for key, value in given.items() if key in named} | options
+        missing = [key for key in named if named[key] is inspect.Parameter.empty and key not in arguments]
+        if missing:
+            raise UserError(
+                f"arch {name} needs {few(missing)}; give literals, as in '{name}({missing[0]}=2)', or name a "
+                "function without such parameters that makes the model"
+            )
+        return factory(**arguments)
     except UserError:
         raise
     except Exception as error:
