@@ -64,11 +64,16 @@ def _from_array(path: Path, records: pd.DataFrame, is_record: np.ndarray) -> np.
         raise UserError(f"members file {path} must hold one bool per record or indices of records, got {found}")
     if given.dtype != bool:
         return _from_indices(path, given, count)
-    if len(given) == count:
-        return given
     row = records["source_index"].to_numpy()
     split = len(np.unique(row)) < len(row)  # train and test splits count their rows apart
     rows = int((row[is_record] if split else row).max()) + 1
+    if len(given) == count == rows and not np.array_equal(given, given[row[is_record]]):
+        raise UserError(
+            f"members file {path}: {count} bools fit both the order of the records and that of the source's rows, "
+            "which differ; give ids in a .csv instead"
+        )
+    if len(given) == count:
+        return given
     if len(given) == rows:
         return given[row[is_record]]
     raise UserError(

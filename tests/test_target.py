@@ -24,7 +24,7 @@ def test_the_target_is_a_plain_state_dict_with_its_members_beside_it(pool, pool_
     assert members["id"].tolist() == pool_data.records.id.tolist()
     assert np.array_equal(members["member"], draw_coins(3, len(members)))
     facts = read_facts(made.members)
-    assert (facts["arm"], facts["drawn"], facts["seed"]) == ("batch", "coins", 3)
+    assert (facts["arm"], facts["drawn"], facts["seed"]) == ("batch", "coins", "3")
     assert sorted(path.name for path in made.model.parent.iterdir()) == ["model.members.parquet", "model.pt"]
 
 

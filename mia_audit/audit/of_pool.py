@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
 from mia_audit.audit.cautions import unique
+from mia_audit.audit.doubts import asked_again, reversed_rows
 from mia_audit.audit.drawings import pool_drawings
 from mia_audit.audit.rows import headline_of, pool_rows
 from mia_audit.audit.scoring import HEADLINE, check_choice, choose_attacks, remembering_jackknife
@@ -27,7 +28,7 @@ def audit_pool(
     Costs one jackknife (pairs x models x records x queries) per arm and attack.
 
     Args:
-        data: the records, needed by query mode ``batch`` alone.
+        data: the records, needed by query mode ``batch``; in ``eval`` a stored model is asked again about some.
 
     Raises:
         UserError: fewer than 6 usable models in every arm, or a damaged file.
@@ -48,6 +49,8 @@ def audit_pool(
     ]
     load = evidence_loader(pool, data, query_mode, judged)
     effect, effect_notes = recipe_effect(pool, load, chosen, masks, memo)
+    if data is not None and query_mode == "eval":
+        notes += asked_again(pool, data, lead)
     curves, bands, drawn = pool_drawings(judged, masks, memo)
     return AuditResult(
         kind="pool",
@@ -67,6 +70,7 @@ def audit_pool(
                 *attack_notes,
                 *tags.notes,
                 *effect_notes,
+                *reversed_rows(rows),
             )
         ),
         records=pool_table(pool, tags, lead, chosen, masks, memo),

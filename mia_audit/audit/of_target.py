@@ -11,6 +11,7 @@ import pandas as pd
 
 from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
 from mia_audit.audit.cautions import accuracy_warnings, dropped_warnings, member_warnings, unique
+from mia_audit.audit.doubts import asked_again, fit_doubts, reversed_rows
 from mia_audit.audit.drawings import target_drawings
 from mia_audit.audit.rows import epsilon_of_target, headline_of, target_row
 from mia_audit.audit.scoring import (
@@ -103,6 +104,8 @@ def audit_target(
         effect, notes = [*effect, *rows], [*notes, *twin_notes]
     arms = arm_summaries(pool, load, judged.masks, memo)
     drift = drift_warnings(pool, device=device, here=True)
+    if query_mode == "eval":
+        notes = [*notes, *asked_again(pool, data, evidence)]
     return _result(pool, data, target, evidence, judged, tuple(effect), arms, query_mode, [*drift, *notes])
 
 
@@ -153,6 +156,8 @@ def _result(
         *judged.tags.notes,
         *notes,
         *member_warnings(target, evidence),
+        *reversed_rows(rows),
+        *fit_doubts(target, data.records.label, evidence),
         *accuracy_warnings(info, evidence),
         *dropped_warnings(judged.scores, pool),
     )

@@ -63,8 +63,7 @@ def open_target(
             records, or the model gives non-finite logits.
     """
     checkpoint = open_checkpoint(path, trust=trust)
-    members = members or find_sidecar(path)
-    facts = read_facts(members) if members is not None else {}
+    members, facts, cautions = _members_file(members, checkpoint)
     arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
     require_arm(pool, arm)
     model, notes = _built(checkpoint, pool, arm, arch)
@@ -96,8 +95,28 @@ def open_target(
         coins=facts.get("drawn") == "coins",
         records=records,
         population=population,
-        warnings=(*checkpoint.notes, *notes, *_mode_warnings(model)),
+        warnings=(*checkpoint.notes, *cautions, *notes, *_mode_warnings(model)),
     )
+
+
+def _members_file(given: Path | None, checkpoint: Checkpoint) -> tuple[Path | None, dict[str, str], tuple[str, ...]]:
+    """The file of members that was given, else the sidecar; what it says of itself; and cautions.
+
+    A sidecar of another model is refused, since nobody said that its members are this one's.
+    """
+    members = given or find_sidecar(checkpoint.path)
+    if members is None:
+        return None, {}, ()
+    facts = read_facts(members)
+    if facts.get("model", checkpoint.sha256) == checkpoint.sha256:
+        return members, facts, ()
+    what = (
+        f"{members} was written for another model (sha256 {facts['model'][:12]}) than {checkpoint.path} "
+        f"({checkpoint.sha256[:12]})"
+    )
+    if given is None:
+        raise UserError(f"{what}; name this one's members with --members (that very file, if they are the same)")
+    return members, facts, (f"{what}: its members are taken as this one's",)
 
 
 def _built(checkpoint: Checkpoint, pool: Pool, arm: str, arch: str | None) -> tuple[nn.Module, tuple[str, ...]]:

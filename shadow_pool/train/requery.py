@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from shadow_pool.data.records import PoolData
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.entry import check_file, entry_lock, read_signals, write_signals
 from shadow_pool.store.files import file_sha256, read_sealed, write_sealed
@@ -20,11 +20,20 @@ FILES = ("phi-batch.parquet", "population-batch.parquet")
 
 
 def stored_model(pool: Pool, arm: str, index: int) -> nn.Module:
-    """Model ``index`` of an arm with its trained weights, in eval mode."""
+    """Model ``index`` of an arm with its trained weights, in eval mode.
+
+    Raises :class:`UserError` where they are damaged, or do not fit the architecture any more.
+    """
     entry = pool.entry(arm, index)
     path = check_file(entry, pool.info(arm, index), "weights.safetensors")
     model = starting_model(pool, arm)
-    model.load_state_dict(load_file(path))
+    try:
+        model.load_state_dict(load_file(path))
+    except RuntimeError as error:
+        raise UserError(
+            f"{path} does not fit {pool.spec.arch}, which has changed since it was trained: {one_line(error)}; bring "
+            "the old code back"
+        ) from None
     return model.eval()
 
 

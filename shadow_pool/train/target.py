@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +41,8 @@ def train_target(
 ) -> TrainedTarget:
     """Train a target and write ``out`` (a plain state dict) and its sidecar of members beside it.
 
-    The sidecar, a parquet table of id and member, says in its metadata which arm was trained and that members
-    were drawn by coins, which the one-run epsilon bound needs to know.
+    The sidecar, a parquet table of id and member, says in its metadata which arm was trained, the sha256 of the model's
+    file, and that members were drawn by coins, which the one-run epsilon bound needs to know.
     """
     arm = parse_arm(arm).name
     member = draw_coins(seed, len(data.records))
@@ -69,19 +69,20 @@ def train_target(
     torch.save({name: value.detach().cpu() for name, value in model.state_dict().items()}, buffer)
     out.parent.mkdir(parents=True, exist_ok=True)
     members = out.with_suffix(".members.parquet")
-    _write_members(members, data.records.id, member, {"arm": arm, "drawn": "coins", "seed": seed})
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    _write_members(members, data.records.id, member, {"arm": arm, "drawn": "coins", "seed": seed, "model": digest})
     write_atomically(out, buffer.getvalue())
     return TrainedTarget(out, members, outcome.epochs, outcome.loss)
 
 
-def read_facts(members: Path) -> dict[str, Any]:
+def read_facts(members: Path) -> dict[str, str]:
     """What a sidecar of :func:`train_target` says in its metadata; empty for any other file of members."""
     try:
         metadata = pq.read_schema(members).metadata or {}
         facts = json.loads(metadata.get(METADATA_KEY, b"{}"))
     except (OSError, ValueError, pa.ArrowException, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return {name: str(value) for name, value in facts.items()} if isinstance(facts, dict) else {}
 
 
 def _usual_loss(pool: Pool) -> float:
