@@ -68,6 +68,16 @@ def test_mixed_sizes_and_modes_are_counted(tmp_path):
     assert len(asked.warnings) == 1
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [(6, 5), (9, 9)])
+def test_pictures_of_any_size_are_resized_in_silence(tmp_path, size):
+    write(tmp_path / "a" / "1.png", picture("L", value=9, size=size))
+    write(tmp_path / "b" / "2.png", picture("L", value=9, size=size))
+    source = open_source(DataSpec(str(tmp_path), image_size=8))
+    assert source.x.shape == (2, 1, 8, 8)
+    assert (source.x == 9).all()
+
+
 def test_sixteen_bit_grey_keeps_its_upper_byte(tmp_path):
     pixels = (np.arange(30).reshape(5, 6) * 2000).astype(np.uint16)
     write(tmp_path / "a" / "1.png", Image.fromarray(pixels))

@@ -59,11 +59,12 @@ def test_numbers_are_standardized_and_flags_are_not(table):
         ({"scan": ["1", None, "3", "4"]}, {}, "1 missing values"),
         ({"age": [1, 2, np.inf, 3]}, {}, "must be finite"),
         ({"diagnosis": [0.5, 1, 0, 1]}, {}, "labels must be integers"),
+        ({"sep": ";"}, {}, "one column, 'age;sex;smoker;scan;patient;diagnosis;sep'"),
     ],
 )
 def test_refusals(tmp_path, changes, options, words):
     path = tmp_path / "t.csv"
-    FRAME.assign(**changes).to_csv(path, index=False)
+    FRAME.assign(**changes).to_csv(path, index=False, sep=changes.get("sep", ","))
     with pytest.raises(UserError) as caught:
         open_source(DataSpec(str(path), **(OPTIONS | options)))
     assert words in str(caught.value)
@@ -78,6 +79,36 @@ def test_dates_and_free_text_are_refused(tmp_path):
     pd.DataFrame({"y": [0, 1] * 600, "note": [f"note {i}" for i in range(1200)]}).to_parquet(path)
     with pytest.raises(UserError, match="'note' holds 1200 different values"):
         open_source(DataSpec(str(path), label="y"))
+    pd.DataFrame({"y": [0, 1] * 60, "name": [f"name {i // 2}" for i in range(120)], "f": 1.0}).to_parquet(path)
+    assert open_source(DataSpec(str(path), label="y")).x.shape == (120, 61)
+    assert open_source(DataSpec(str(path), label="y", group="name")).x.shape == (120, 1)
+    pd.DataFrame({"y": [0, 1] * 60, "name": [f"name {i}" for i in range(120)], "f": 1.0}).to_parquet(path)
+    with pytest.raises(UserError, match=r"'name' holds 120 different values in 120 rows.* --id"):
+        open_source(DataSpec(str(path), label="y"))
+
+
+def test_columns_that_cannot_be_meant_as_features_are_said(tmp_path):
+    path = tmp_path / "t.csv"
+    frame = pd.DataFrame({"number": np.arange(40) + 900, "f": 0.5, "y": [0, 1] * 20, "Unnamed: 3": np.nan})
+    frame.to_csv(path)  # with the index, as pandas does unless told
+    source = open_source(DataSpec(str(path), label="y"))
+    assert source.x.shape == (40, 3)
+    empty, numbers = source.warnings
+    assert "Unnamed: 3 hold no value" in empty
+    assert "columns Unnamed: 0, number differ in every record" in numbers
+    assert open_source(DataSpec(str(path), label="y", id="number")).x.shape == (40, 2)
+
+
+def test_tags_in_a_table_are_kept(table):
+    frame = FRAME.assign(subset=["clean", "mislabeled", "ood", "clean"])
+    frame.to_csv(table, index=False) if table.endswith("csv") else frame.to_parquet(table)
+    source = open_source(DataSpec(table, **OPTIONS))
+    assert list(source.subset) == ["clean", "mislabeled", "ood", "clean"]
+    assert source.x.shape == (4, 6)
+    frame = FRAME.assign(subset=["clean", "odd", "odd", "clean"])
+    frame.to_csv(table, index=False) if table.endswith("csv") else frame.to_parquet(table)
+    source = open_source(DataSpec(table, **OPTIONS))
+    assert (source.subset, source.x.shape) == (None, (4, 8))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00bad", b"a,b\n1,2\n3,4,5,6\n"])

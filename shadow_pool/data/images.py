@@ -55,7 +55,7 @@ def resize(x: np.ndarray, height: int, width: int) -> np.ndarray:
         return x
     out = np.empty((*x.shape[:2], height, width), dtype=x.dtype)
     for start in range(0, len(x), _CHUNK):
-        block = torch.from_numpy(np.ascontiguousarray(x[start : start + _CHUNK])).float()
+        block = torch.from_numpy(np.array(x[start : start + _CHUNK])).float()  # a copy: x may be read-only
         block = torch.nn.functional.interpolate(block, (height, width), mode="bilinear", antialias=True)
         out[start : start + _CHUNK] = (block.round_().clamp_(0, 255) if x.dtype == np.uint8 else block).numpy()
     return out

@@ -12,9 +12,11 @@ import pandas as pd
 
 from shadow_pool.data.arrays import Source, as_labels, as_strings, checked
 from shadow_pool.data.images import Picture, decode_pictures
-from shadow_pool.errors import UserError, one_line, unknown_name
+from shadow_pool.data.records import SUBSETS
+from shadow_pool.errors import UserError, few, one_line, unknown_name
 
-_MAX_VALUES = 1000
+_MAX_VALUES, _FEW_VALUES = 1000, 50
+_FEW_ROWS = 20
 _SPLITS = {"train": "train", "test": "test", "validation": "test", "valid": "test", "val": "test"}
 
 
@@ -28,6 +30,10 @@ def read_csv(path: Path, *, label: str | None, id: str | None, group: str | None
         frame = pd.read_csv(path, sep="\t" if ".tsv" in path.suffixes else ",", dtype=text, low_memory=False)
     except Exception as error:  # gzip, the parser and the codecs each raise their own
         raise UserError(f"{path} is not a readable CSV: {one_line(error)}") from None
+    if frame.shape[1] == 1:
+        raise UserError(
+            f"{path} has one column, {few(map(str, frame.columns))[:60]!r}; separate columns by commas (tabs in .tsv)"
+        )
     return features_from_frame(str(path), frame, label=label, id=id, group=group)
 
 
@@ -68,19 +74,27 @@ def features_from_frame(
     group: str | None,
     test: np.ndarray | None = None,
 ) -> Source:
-    """Features float32 [N, D] from every column that is not the label, the id or the group.
+    """Features float32 [N, D] from every column that is not the label, the id, the group or the subset.
 
     Numbers stay as they are (missing ones become the column's mean), text becomes one column per value in
-    sorted order, and a column with missing values is followed by a column that flags them.
+    sorted order, and a column with missing values is followed by a column that flags them. A column ``subset`` of
+    nothing but the subsets' names tags the records. Columns without any value are passed over, and columns of
+    integers that all differ are kept, both with a warning.
 
     Raises:
         UserError: a named column that is missing, missing labels or ids, a column that is neither numbers nor
-            text, infinite numbers, or a text column of more than 1000 different values.
+            text, infinite numbers, or a text column of so many values (1000, or half the rows) that it names records.
     """
+    if not frame.columns.is_unique:
+        raise UserError(f"{where} has columns of the same name ({few(frame.columns[frame.columns.duplicated()])})")
     for name in (label, id, group):
         if name is not None and name not in frame.columns:
             raise unknown_name(f"column in {where}", name, map(str, frame.columns))
-    blocks = [_encode_column(where, str(name), frame[name]) for name in frame.columns if name not in (label, id, group)]
+    subset = _tags(frame)
+    used = (label, id, group, None if subset is None else "subset")
+    empty = [name for name in frame.columns if frame[name].isna().all()]
+    features = [name for name in frame.columns if name not in used and name not in empty]
+    blocks = [_encode_column(where, str(name), frame[name]) for name in features]
     if not blocks or not len(frame):
         raise UserError(
             f"{where} must hold records with features besides the label, got {frame.shape[0]} rows "
@@ -91,9 +105,32 @@ def features_from_frame(
         _labels(where, frame[label]),
         id=_strings(where, "id", frame, id),
         group=_strings(where, "group", frame, group),
+        subset=subset,
         test=test,
+        warnings=(
+            *_said(where, [name for name in empty if name not in used], "hold no value and are passed over"),
+            *_said(
+                where,
+                [name for name in features if _numbers_rows(frame[name])],
+                "differ in every record and are taken as features: name an id with --id, or drop it",
+            ),
+        ),
     )
     return checked(where, source)
+
+
+def _tags(frame: pd.DataFrame) -> np.ndarray | None:
+    """The column ``subset``, where it holds the names of subsets and nothing else."""
+    known = "subset" in frame.columns and len(frame) and frame["subset"].isin(SUBSETS).all()
+    return frame["subset"].astype(str).to_numpy(dtype=object) if known else None
+
+
+def _numbers_rows(column: pd.Series) -> bool:
+    return len(column) >= _FEW_ROWS and pd.api.types.is_integer_dtype(column.dtype) and column.is_unique
+
+
+def _said(where: str, columns: list[str], what: str) -> tuple[str, ...]:
+    return (f"{where}: columns {few(map(str, columns))} {what}",) if columns else ()
 
 
 def _encode_column(where: str, name: str, column: pd.Series) -> np.ndarray:
@@ -110,10 +147,10 @@ def _encode_column(where: str, name: str, column: pd.Series) -> np.ndarray:
     if not all(isinstance(value, (str, bool)) for value in present):
         raise UserError(f"{where}: column {name!r} must hold numbers or text, found {column.dtype}; drop or convert it")
     values_found = sorted({str(value) for value in present})
-    if len(values_found) > _MAX_VALUES:
+    if len(values_found) > min(_MAX_VALUES, max(_FEW_VALUES, len(column) // 2)):
         raise UserError(
-            f"{where}: text column {name!r} holds {len(values_found)} different values, more than {_MAX_VALUES}; "
-            "drop it, or name it with --id"
+            f"{where}: text column {name!r} holds {len(values_found)} different values in {len(column)} rows, too many "
+            "to be categories; drop it, or name it with --id or --group"
         )
     position = {value: index for index, value in enumerate(values_found)}
     one_hot = np.zeros((len(column), len(values_found)), dtype=np.float32)
@@ -200,6 +237,7 @@ def _pictures_from_table(
         classes=_class_names(table.schema.metadata, label),
         id=id_,
         group=_strings(where, "group", frame, options["group"]),
+        subset=_tags(frame),
         test=test,
         warnings=warnings,
     )
