@@ -223,6 +223,34 @@ def test_verdicts_follow_the_intervals(records: Records) -> None:
     assert "above that interval" in words.verdict(below).sentence
 
 
+def _with_rates(records: Records, rates: dict[str, float], members: bool = False) -> AuditResult:
+    """An audit of 4,000 non-members (or members) whose rates are uniform on (0, 1] times a factor by subset."""
+    subset = np.repeat(list(rates), 4000 // len(rates))
+    rng = np.random.default_rng(0)
+    rate = rng.permuted(np.linspace(1 / 4000, 1, len(subset))) * np.array([rates[name] for name in subset])
+    table = pd.DataFrame({"subset": subset, "false_positive_rate": rate})
+    table["member"] = pd.array([members] * len(table), dtype="boolean")
+    return replace(examples.target_audit(records), records=table)
+
+
+def test_rates_that_hold_are_said_to_and_others_are_named_by_subset(records: Records) -> None:
+    table, sentence = tables.calibration(_with_rates(records, {"clean": 1.0, "ood": 1.0}))
+    assert table is not None
+    assert [row.head for row in table.rows] == ["all", "clean", "ood"]
+    assert table.rows[0].cells[1].text == "10.0 %"
+    assert "these rates hold" in sentence
+    table, sentence = tables.calibration(_with_rates(records, {"clean": 1.0, "ood": 0.3}))
+    assert "do not hold everywhere" in sentence
+    assert "of out-of-distribution records for 10 %" in sentence
+    assert "of clean records" not in sentence
+
+
+def test_rates_are_not_checked_without_non_members(records: Records) -> None:
+    assert tables.calibration(_with_rates(records, {"clean": 1.0}, members=True)) == (None, "")
+    assert tables.calibration(examples.target_audit(records, members_known=False)) == (None, "")
+    assert tables.calibration(examples.pool_audit(records)) == (None, "")
+
+
 def test_unknown_members_give_scores_and_no_rates(records: Records, tmp_path: Path) -> None:
     result = examples.target_audit(records, members_known=False, bn=False)
     page = Page(write_report(result, tmp_path, records=records))

@@ -13,7 +13,7 @@ from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, w
 from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
-    from mia_audit.results import AuditResult, Interval
+    from mia_audit.results import AuditResult, Interval, TprAtFpr
     from shadow_pool.data.records import PoolData
     from shadow_pool.store.pool import Pool
 
@@ -70,19 +70,23 @@ def compare(
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
         return
+    lead = found.differences[0].attack if found.differences else ""
     rows = [
         [
-            f"{row.attack} {row.subset}",
+            row.subset,
             row.metric,
             f"{row.a:.3f}",
             f"{row.b:.3f}",
-            f"{row.difference:+.3f}",
-            _ends(row.ci) + ("" if row.resolved else " ?"),
+            f"{row.difference:+.3f}{_ends(row.ci)}{'' if row.resolved else '?'}",
         ]
         for row in found.differences
+        if row.attack == lead
     ]
-    columns = ["attack, subset", "metric", "A", "B", "B - A", "95 %"]
-    stdout().print(table(f"{b} against {a} ({found.shared_records} records in both)", columns, rows))
+    columns = ["subset", "metric", "A", "B", "B - A, 95 %"]
+    stdout().print(table(f"{lead}: {b} against {a}, {found.shared_records} records in both", columns, rows))
+    others = list(dict.fromkeys(row.attack for row in found.differences if row.attack != lead))
+    if others:
+        note(f"with --json also {', '.join(others)}")
     warn(found.warnings)
 
 
@@ -246,37 +250,44 @@ def _write_and_show(
 
 def _show(result: AuditResult) -> None:
     """The leakage table, the effect of BatchNorm, and the headline in words."""
-    from mia_audit.report.words import verdict
+    from mia_audit.report.words import headline_attack, verdict
 
     console = stdout()
+    lead = headline_attack(result)
     rows = [
         [
-            f"{row.attack} {row.arm}" if result.target is None else row.attack,
+            row.arm if result.target is None else row.attack,
             row.subset,
-            _number(row.auc, row.auc_ci),
-            *(_number(point.tpr, point.ci) + ("" if point.resolved else " ?") for point in row.tpr_at_fpr[:2][::-1]),
+            "-" if row.auc is None else f"{row.auc:.3f}{_range(row.auc_ci, '.3f')}",
+            *(_rate(point) for point in row.tpr_at_fpr[:2][::-1]),
         ]
         for row in result.attacks
-        if result.target is not None or row.attack in ("lira-online", "loss")
+        if lead is not None and (row.attack == lead[0] or (result.target is not None and row.subset == "all"))
     ]
-    if rows:
-        columns = ["attack", "subset", "AUC", "TPR at 1 %", "TPR at 0.1 %"]
-        console.print(table("Leakage (95 % intervals; ? = below the sample's resolution)", columns, rows))
+    if rows and lead is not None:
+        name = "arm" if result.target is None else "attack"
+        title = "Leakage with 95 % intervals, TPR in %, ? = below the sample's resolution"
+        console.print(table(title, [name, "subset", "AUC", "TPR at 1 %", "TPR at 0.1 %"], rows))
     effects = [
-        [f"equal {row.matched}", row.subset, row.metric, f"{row.difference:+.3f}", _ends(row.ci), row.reference]
+        [row.reference, row.scope, row.matched, row.subset, f"{row.difference:+.3f}{_ends(row.ci)}"]
         for row in result.effect
-        if row.attack == "lira-online" and row.metric == "auc"
+        if lead is not None and row.attack == lead[0] and row.metric == "auc"
     ]
     if effects:
-        columns = ["matched", "subset", "metric", "difference", "95 %", "against"]
+        columns = ["against", "scope", "equal", "subset", "difference in AUC"]
         console.print(table("Effect of BatchNorm", columns, effects))
     found = verdict(result)
     console.print(f"{found.title} {found.sentence}", markup=False)
 
 
-def _number(value: float | None, ci: Interval | None) -> str:
-    return "-" if value is None else f"{value:.3f}{_ends(ci)}"
+def _rate(point: TprAtFpr) -> str:
+    text = "-" if point.tpr is None else f"{100 * point.tpr:.1f}"
+    return text + _range(point.ci, ".1f", scale=100) + ("" if point.resolved else "?")
+
+
+def _range(ci: Interval | None, form: str, scale: float = 1.0) -> str:
+    return "" if ci is None else f" {scale * ci[0]:{form}}-{scale * ci[1]:{form}}"
 
 
 def _ends(ci: Interval | None) -> str:
-    return "" if ci is None else f" [{ci[0]:.3f}, {ci[1]:.3f}]"
+    return "" if ci is None else f" [{ci[0]:+.3f}, {ci[1]:+.3f}]"

@@ -43,7 +43,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> 
     from rich.markup import escape
     from rich.table import Table
 
-    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    result = Table(title=f"\n{title}", box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
         result.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
     for row in rows:

@@ -58,6 +58,7 @@ def write_report(
         ValueError: ``records`` are not those of the result.
     """
     cards = gallery.build(result, records)
+    calibration, calibrated = tables.calibration(result)
     page = _render(
         "audit.html",
         result=result,
@@ -75,6 +76,8 @@ def write_report(
         arms=tables.arms(result),
         recommendation=tables.recommendation(result),
         gallery=cards,
+        calibration=calibration,
+        calibrated=calibrated,
         measured=methods.measured(result, spec),
         attacks=methods.attacks_used(result),
         settings=methods.settings(spec or {}),

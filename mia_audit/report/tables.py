@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+from mia_audit.audit.rows import FEWEST_NONMEMBERS
+from mia_audit.metrics.intervals import clopper_pearson, resolved
 from mia_audit.report.words import (
+    SUBSET_WORDS,
     arm_words,
+    fpr_words,
     headline_attack,
     interval,
     metric_words,
@@ -17,7 +21,7 @@ from mia_audit.report.words import (
     shown,
     signed,
 )
-from mia_audit.results import ArmSummary, AttackRow, AuditResult, EffectRow, Interval, TprAtFpr
+from mia_audit.results import SUBSET_ROWS, ArmSummary, AttackRow, AuditResult, EffectRow, Interval, TprAtFpr
 
 SHOWN_FPRS = (0.1, 0.01, 0.001)
 
@@ -176,6 +180,42 @@ def arms(result: AuditResult) -> Table:
         for arm in result.arms
     )
     return Table("The pool's arms: what their models achieve and, over all records, leak.", "arm", columns, rows)
+
+
+def calibration(result: AuditResult) -> tuple[Table | None, str]:
+    """How often records that are known not to be members reach a false-positive rate, and what follows in words.
+
+    A rate at or below a is what a share a of all non-members is expected to have; of a subset it need not be. None
+    where fewer than 20 non-members are known.
+    """
+    others = result.records[~result.records["member"].fillna(True).astype(bool)].dropna(subset="false_positive_rate")
+    rows, off = [], []
+    for subset in SUBSET_ROWS:
+        rates = others.loc[(others["subset"] == subset) | (subset == "all"), "false_positive_rate"].to_numpy()
+        if len(rates) < FEWEST_NONMEMBERS:
+            continue
+        cells = []
+        for limit in SHOWN_FPRS:
+            count = int((rates <= limit).sum())
+            low, high = clopper_pearson(count, len(rates))
+            cells.append(Cell(percent(count / len(rates)), _percent_interval((low, high)), resolved(limit, len(rates))))
+            if cells[-1].resolved and not low <= limit <= high:
+                off.append(f"{percent(count / len(rates))} of {SUBSET_WORDS[subset]} for {fpr_words(limit)}")
+        rows.append(Row(subset, (Cell(f"{len(rates):,}"), *cells), _subset_remark(subset)))
+    if not rows:
+        return None, ""
+    columns = ("non-members", *(f"at or below {fpr_words(limit)}" for limit in SHOWN_FPRS))
+    caption = "The share of known non-members whose false-positive rate is at or below 10, 1 and 0.1 %."
+    table = Table(caption, "subset", columns, tuple(rows))
+    if not off:
+        return (
+            table,
+            "Checked on this target's non-members, these rates hold: no resolved share is off its nominal value.",
+        )
+    return table, (
+        f"Checked on this target's non-members, these rates do not hold everywhere: {'; '.join(off)}. They are right "
+        "on average over all records of the pool; a subset on which models are more often sure has more false alarms."
+    )
 
 
 def recommendation(result: AuditResult) -> str:

@@ -155,7 +155,8 @@ def verdict(result: AuditResult) -> Verdict:
     exposed = leaking_subsets(result)
     if low > head.fpr:
         times = head.tpr / head.fpr
-        found = f"{sentence}. Guessing would find {fpr_words(head.fpr)}: that is {times:.2g} times as many."
+        many = f"{times:,.0f}" if times >= 10 else f"{times:.1f}"
+        found = f"{sentence}. Guessing would find {fpr_words(head.fpr)}: that is {many} times as many."
         return Verdict("leaks", f"{subject} {verb} who was in the training data.", found, "")
     found = (
         f"{sentence}. Guessing finds {fpr_words(head.fpr)}, which lies "
