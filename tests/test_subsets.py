@@ -1,9 +1,13 @@
 """Suspected outliers from non-member predictions."""
 
+from dataclasses import replace
+
+import examples
 import numpy as np
 import pytest
 from scipy.special import logsumexp, softmax
 
+from mia_audit.report.methods import limits
 from mia_audit.subsets import suspect_subsets
 from shadow_pool.membership import draw_membership
 
@@ -115,3 +119,11 @@ def test_shapes_are_checked():
     arrays, _, _ = predictions()
     with pytest.raises(ValueError, match="phi must have shape"):
         suspect_subsets(**{**arrays, "phi": arrays["phi"][:, :-1]})
+
+
+def test_a_report_with_suspects_says_how_often_they_were_right():
+    records = examples.digits(200)
+    given = examples.target_audit(records)
+    suspected = given.records.assign(subset_source=given.records["subset_source"].replace("injected", "suspected"))
+    says = [" ".join(limits(result)) for result in (given, replace(given, records=suspected))]
+    assert ["benchmarks/subsets.py" in text for text in says] == [False, True]

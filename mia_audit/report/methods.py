@@ -100,11 +100,12 @@ _LIMITS = (
     "No guarantee in the sense of differential privacy follows from an audit.",
 )
 _SUSPECTS = (
-    "Subsets marked suspected were found by the models' own predictions and contain errors. Against injected outliers "
-    "(benchmarks/subsets.py; 5 % of each kind; digits, Fashion-MNIST, CIFAR-10, where models were right about 86, 72 and "
-    "38 % of all records): 98 to 100, 41 to 52 and 19 to 26 % of the suspected mislabeled were so, and 80 to 83, 61 and 14 "
-    "to 21 % of those injected were suspected; for ood 79 to 83, 57 to 65 and 0 to 8 % were so, and 100, 28 to 64 and 0 to "
-    "4 % were suspected."
+    "Subsets marked suspected were found by the models' own predictions and contain errors. Measured against injected "
+    "outliers (benchmarks/subsets.py), the share of suspected records that were right was, for mislabeled / ood: "
+    "digits 98 to 100 % / 79 to 83 %, Fashion-MNIST 41 to 52 % / 57 to 65 %, CIFAR-10 19 to 26 % / 0 to 8 %; the share "
+    "of injected ones that were suspected: digits 80 to 83 % / 100 %, Fashion-MNIST 61 % / 28 to 64 %, CIFAR-10 14 to "
+    "21 % / 0 to 4 %. Models were right about 86, 72 and 38 % of the records there: the less they know, the more "
+    "suspects are wrong."
 )
 
 
