@@ -75,6 +75,11 @@ X = images(4, 5, 5)
 Y = np.array([0, 1, 0, 1])
 
 
+def test_whole_floats_are_labels(tmp_path):
+    source = open_source(save(tmp_path / "d.npz", x=X, y=Y.astype(np.float32)[:, None]))
+    assert (source.label.dtype, list(source.label)) == (np.int64, [0, 1, 0, 1])
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
@@ -86,7 +91,9 @@ Y = np.array([0, 1, 0, 1])
         ({"x": np.full((4, 3), np.nan), "y": Y}, "4 records hold NaN"),
         ({"x": np.full((4, 3), "a"), "y": Y}, "features must be numbers"),
         ({"x": images(4, 5, 5, dtype=np.int16) * 7, "y": Y}, "0..255"),
-        ({"x": X, "y": Y.astype(float)}, "labels must be integers"),
+        ({"x": X, "y": Y + 0.5}, "labels must be integers"),
+        ({"x": X, "y": Y + np.inf}, "labels must be integers"),
+        ({"x": X, "y": Y * 1e300}, "labels must be integers"),
         ({"x": X, "y": np.eye(4)}, "one per record"),
         ({"x": X[:0], "y": Y[:0]}, "no records"),
         ({"x": X, "y": Y, "id": np.array([1, 2, 2, 3])}, "first '2'"),

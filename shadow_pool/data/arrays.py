@@ -108,9 +108,11 @@ def checked(where: str, source: Source) -> Source:
 
 
 def as_labels(where: str, y: np.ndarray) -> np.ndarray:
-    """[N] int64 or object of str from labels [N] or [N, 1]; UserError for anything else."""
+    """[N] int64 or object of str from labels [N] or [N, 1], whole floats too; UserError for anything else."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
+    if y.dtype.kind == "f" and ((np.abs(y) < 2**53) & (y == np.round(y))).all():
+        y = y.astype(np.int64)
     if y.ndim != 1:
         raise UserError(f"{where}: labels must be one per record [N], got shape {y.shape}")
     if y.dtype.kind in "iub":

@@ -9,7 +9,7 @@ import numpy as np
 
 from shadow_pool.data.arrays import Source, from_arrays
 from shadow_pool.data.images import Picture, decode_pictures
-from shadow_pool.errors import UserError, one_line
+from shadow_pool.errors import UserError, few, one_line
 
 _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
@@ -34,7 +34,10 @@ def read_npz(path: Path, *, label: str | None, id: str | None, group: str | None
                 if key in archive.files:
                     arrays[role] = archive[key]
                 elif role in required:
-                    raise UserError(f"{path} has no array {key!r}; it holds {', '.join(archive.files) or 'nothing'}")
+                    raise UserError(
+                        f"{path} has no array {key!r}; it holds {few(archive.files, 20) or 'nothing'}: "
+                        "save it with np.savez(PATH, x=images_or_features, y=labels)"
+                    )
     except UserError:
         raise
     except Exception as error:  # zipfile, zlib, NumPy and Python's own parser each raise their own

@@ -161,8 +161,6 @@ def _encode_column(where: str, name: str, column: pd.Series) -> np.ndarray:
 def _labels(where: str, column: pd.Series) -> np.ndarray:
     if column.isna().any():
         raise UserError(f"{where}: {int(column.isna().sum())} records have no label; drop or label them")
-    if pd.api.types.is_float_dtype(column.dtype) and (np.isfinite(column) & (column == column.round())).all():
-        column = column.astype(np.int64)
     return as_labels(where, _integers_or_text(column))
 
 
