@@ -42,6 +42,16 @@ def pool_result(pool: Pool) -> AuditResult:
     return audit_pool(pool)
 
 
+def test_the_smallest_pool_judges_a_target_and_says_what_it_cannot(tmp_path: Path) -> None:
+    few, data = tiny_pool(tmp_path / "pool", {"n": 4, "arms": ["batch"], "recipe": {"epochs": 8}})
+    train_here(few, data)
+    result = audit_target(train_target(few, data, out=tmp_path / "model.pt", seed=0).model, few, data)
+    assert {row.attack for row in result.attacks} == set(ATTACKS)
+    assert all(row.epsilon_lower is None for row in result.attacks)
+    assert set(result.records["false_positive_rate"]) == {1.0}
+    assert any("train-shadows --n 6" in text for text in result.warnings)
+
+
 def test_a_target_has_a_row_for_each_attack_and_subset(target_result: AuditResult) -> None:
     found = [(row.attack, row.subset) for row in target_result.attacks]
     assert found == [(attack, subset) for attack in ATTACKS for subset in ("all", "clean", "mislabeled", "ood")]

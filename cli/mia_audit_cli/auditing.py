@@ -266,7 +266,7 @@ def _show(result: AuditResult) -> None:
     ]
     if rows and lead is not None:
         name = "arm" if result.target is None else "attack"
-        title = "Leakage with 95 % intervals, TPR in %, ? = below the sample's resolution"
+        title = "Leakage with 95 % intervals (TPR in %, ? = not resolved)"
         console.print(table(title, [name, "subset", "AUC", "TPR at 1 %", "TPR at 0.1 %"], rows))
     effects = [
         [row.reference, row.scope, row.matched, row.subset, f"{row.difference:+.3f}{_ends(row.ci)}"]

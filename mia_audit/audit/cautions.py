@@ -8,7 +8,7 @@ import numpy as np
 
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.audit.target import Target
-from mia_audit.evidence import ArmEvidence
+from mia_audit.evidence import REPORT_MODELS, ArmEvidence
 from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.results import TargetInfo
 from shadow_pool.store.pool import Pool
@@ -67,6 +67,16 @@ def dropped_warnings(scores: Mapping[str, np.ndarray], pool: Pool) -> list[str]:
             ids = ", ".join(pool.records["id"][lost].head(3))
             found.append(f"{name}: {int(lost.sum())} records have too few shadow values and are dropped ({ids}, ...)")
     return found
+
+
+def few_models_warnings(cells: np.ndarray, pool: Pool) -> list[str]:
+    """Where no model of the pool can be judged by the rest, [M, N] scores of the headline attack all NaN."""
+    if not np.isnan(cells).all():
+        return []
+    return [
+        f"with {len(cells)} usable models none is left to judge another by: every record's false-positive rate is 1, "
+        f"and there is no epsilon_lower; mia-audit train-shadows --n {REPORT_MODELS} --pool {pool.path} mends that"
+    ]
 
 
 def fit_warnings(evidence: ArmEvidence) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
-from mia_audit.audit.cautions import accuracy_warnings, dropped_warnings, member_warnings, unique
+from mia_audit.audit.cautions import accuracy_warnings, dropped_warnings, few_models_warnings, member_warnings, unique
 from mia_audit.audit.doubts import asked_again, fit_doubts, reversed_rows
 from mia_audit.audit.drawings import target_drawings
 from mia_audit.audit.rows import epsilon_of_target, headline_of, target_row
@@ -160,6 +160,7 @@ def _result(
         *fit_doubts(target, data.records.label, evidence),
         *accuracy_warnings(info, evidence),
         *dropped_warnings(judged.scores, pool),
+        *few_models_warnings(judged.cells[judged.headline], pool),
     )
     return AuditResult(
         kind="target",

@@ -64,9 +64,12 @@ def _borrowed(fpr: float, scores: np.ndarray, nonmember_scores: np.ndarray) -> T
 def epsilon_of_target(
     member: np.ndarray, score: np.ndarray, pool_score: np.ndarray, membership: np.ndarray
 ) -> float | None:
-    """The one-run bound of a target whose members were drawn by coins; guesses are fixed on the pool's models."""
+    """The one-run bound of a target whose members were drawn by coins; guesses are fixed on the pool's models.
+
+    None where there is nothing to guess, and where those say nothing: of four models none is left to judge another by.
+    """
     keep = ~np.isnan(score)
-    if not member[keep].any() or member[keep].all():
+    if not member[keep].any() or member[keep].all() or np.isnan(pool_score).any(axis=0).all():
         return None
     top, bottom = choose_guesses(membership, pool_score, records=int(keep.sum()))
     return one_run_epsilon(member[keep], score[keep], top, bottom)
