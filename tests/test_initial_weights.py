@@ -120,4 +120,18 @@ def test_damaged_weights_are_named_and_mended_from_the_file(tmp_path: Path, base
 def test_weights_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path, base: Path) -> None:
     with pytest.raises(UserError, match=r"base.pt does not fit MLP"):
         make(tmp_path, base, arch="mlp")
+    torch.save(build_model("lenet", "batch", classes=7, input_shape=(1, 8, 8), seed=0).state_dict(), tmp_path / "7.pt")
+    with pytest.raises(UserError, match=r"head.weight is \[7, 84\], expected \[10, 84\].*its new head included"):
+        make(tmp_path, tmp_path / "7.pt")
     assert not (tmp_path / "pool").exists()
+
+
+def test_a_whole_module_is_opened_only_with_trust(tmp_path: Path) -> None:
+    torch.save(given_model(), tmp_path / "whole.pt")
+    with pytest.raises(UserError, match="--trust"):
+        initial_weights({"init": str(tmp_path / "whole.pt")})
+    found = initial_weights({"init": str(tmp_path / "whole.pt")}, trust=True)
+    assert found is not None
+    model = build_model("lenet", "batch", classes=10, input_shape=(1, 8, 8), seed=1)
+    found.load(model)
+    assert torch.equal(model.head.weight, given_model().head.weight)

@@ -41,6 +41,18 @@ def copied(model, dataset, seed, device):
     train(model, dataset, seed, device)
     return model
 
+def wrapped(model, dataset, seed, device):
+    averaged = torch.optim.swa_utils.AveragedModel(torch.nn.DataParallel(model))
+    train(model, dataset, seed, device)
+    averaged.update_parameters(averaged.module)
+    averaged.module.module.load_state_dict(model.state_dict())
+    return averaged
+
+def diverged(model, dataset, seed, device):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+
 def broken(model, dataset, seed, device):
     if len(dataset):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
@@ -91,19 +103,25 @@ def test_it_trains_every_arm_and_the_target(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_bits_in_place_or_returned(tmp_path: Path) -> None:
     files = []
-    for function in ("train", "copied"):
+    for function in ("train", "copied", "wrapped"):
         pool, data = make(tmp_path, function)
         torch.manual_seed(len(files))  # the caller's stream has no say
-        assert train(pool, data).outcome == "trained"
+        receipt = train(pool, data)
+        assert receipt.outcome == "trained", receipt.message
         files.append((pool.entry("batch", 0) / "phi.parquet").read_bytes())
-    assert files[0] == files[1]
+    assert files[0] == files[1] == files[2]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_training_that_diverges_is_said_to_without_more_ado(tmp_path: Path) -> None:
+    assert train(*make(tmp_path, "diverged")).outcome == "diverged"
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("broken", r"RuntimeError: .*\(own.py, line 22\)"),
-        ("leaves", r"SystemExit: 2 \(own.py, line 25\)"),
+        ("broken", r"RuntimeError: .*\(own.py, line 34\)"),
+        ("leaves", r"SystemExit: 2 \(own.py, line 37\)"),
         ("other", r"must return a model with the state dict of the one it was given: .*"),
         ("number", r"must return the trained torch.nn.Module, or None .*, got int"),
     ],

@@ -36,7 +36,7 @@ def inspect(
     from mia_audit.checkpoints.inspection import inspect_checkpoint
 
     if trust:
-        _say_what_runs(model)
+        say_what_runs(model)
     found = inspect_checkpoint(model, arch=arch, trust=trust)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2, allow_nan=False))
@@ -127,7 +127,7 @@ def score(
     rules = [parse_rule(text) for text in fail_above or ()]
     opened = open_pool(pool, trust=trust)
     if trust:
-        _say_what_runs(model)
+        say_what_runs(model)
         say_what_pool_runs(opened)
     records = pool_data(opened, source=data, data_root=data_root)
     result = audit_and_write(
@@ -179,7 +179,7 @@ def report(
     _write_and_show(result, opened, records, out=out, quiet=quiet, as_json=as_json)
 
 
-def _say_what_runs(model: Path) -> None:
+def say_what_runs(model: Path) -> None:
     """Before a trusted file is opened: the code that opening it runs, on standard error."""
     from mia_audit.checkpoints import what_would_run
 

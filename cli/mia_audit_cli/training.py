@@ -60,7 +60,7 @@ def train_shadows(
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
     from mia_audit.initial import initial_weights
-    from mia_audit_cli.auditing import say_what_pool_runs
+    from mia_audit_cli.auditing import say_what_pool_runs, say_what_runs
     from shadow_pool.prepare import plan_pool, prepare_pool
     from shadow_pool.store.pool import open_pool
 
@@ -68,7 +68,9 @@ def train_shadows(
     if init is not None:
         changes["init"] = str(init)
     options: dict[str, Any] = {"data_root": data_root, "download": download, "device": device, "trust": trust}
-    options["initial"] = initial_weights(changes)
+    if trust and "init" in changes:
+        say_what_runs(Path(changes["init"]))
+    options["initial"] = initial_weights(changes, trust=trust)
     if trust and (pool / "pool.json").exists():
         say_what_pool_runs(open_pool(pool))
     if plan:
@@ -187,6 +189,7 @@ def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices
         [arm.arm, str(arm.models), _span(arm.seconds, arm.at_most), f"{arm.bytes_per_model / 1e6:.1f} MB"]
         for arm in plan.arms
     ]
+    warn(planned.data.warnings)
     console = stdout()
     console.print(table("Cost of a model on one core", ["arm", "to train", "time", "disk"], costs))
     console.print(

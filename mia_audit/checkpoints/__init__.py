@@ -88,10 +88,13 @@ def what_would_run(path: Path) -> tuple[str, ...]:
     return ()
 
 
-def load_into(model: nn.Module, checkpoint: Checkpoint) -> tuple[str, ...]:
+def load_into(
+    model: nn.Module, checkpoint: Checkpoint, *, remedy: str = "give the architecture it was trained with (--arch)"
+) -> tuple[str, ...]:
     """Copy a checkpoint's weights into a model, strictly; returns notes on what was passed over.
 
     Names may differ by wrappers' prefixes (``module.``, ``model.``, ...), and may stand under one common prefix.
+    ``remedy`` ends the error.
 
     Raises:
         UserError: keys are missing, unexpected or of another shape; names the first of each.
@@ -100,10 +103,7 @@ def load_into(model: nn.Module, checkpoint: Checkpoint) -> tuple[str, ...]:
     matched, unexpected = match_names(checkpoint.state, expected)
     problem = misfit(checkpoint.state, expected, matched, unexpected)
     if problem:
-        raise UserError(
-            f"{checkpoint.path} does not fit {type(model).__name__}: {problem}; "
-            "give the architecture it was trained with (--arch)"
-        )
+        raise UserError(f"{checkpoint.path} does not fit {type(model).__name__}: {problem}; {remedy}")
     model.load_state_dict({name: checkpoint.state[key] for name, key in matched.items()}, strict=False)
     passed_over = len(checkpoint.state) - len(matched)
     return (f"{passed_over} tensors outside the model were passed over",) if passed_over else ()

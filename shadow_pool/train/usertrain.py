@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from shadow_pool import seeds
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
 from shadow_pool.queries import PLAIN
 from shadow_pool.signals import compute_signals
 from shadow_pool.train.loop import TrainingJob, TrainingOutcome
@@ -93,7 +93,8 @@ def train_by_user(
         _take_over(reference, model, trained)
     model.to(torch.float32)
     signals = compute_signals(model, x, label, preprocess=preprocess, views=(PLAIN,), device=job.device)
-    loss = float(np.logaddexp(0.0, -signals.phi[:, 0]).mean())
+    with np.errstate(invalid="ignore"):  # phi of a model that diverged is NaN
+        loss = float(np.logaddexp(0.0, -signals.phi[:, 0]).mean())
     return TrainingOutcome(epochs=1, loss=loss, diverged=not np.isfinite(loss))
 
 
@@ -104,12 +105,22 @@ def _take_over(reference: str, model: nn.Module, trained: Any) -> None:
             f"given, got {type(trained).__name__}"
         )
     try:
-        model.load_state_dict(trained.state_dict())
+        model.load_state_dict(_unwrapped(trained, model.state_dict().keys()).state_dict())
     except RuntimeError as error:
         raise UserError(
-            f"train {reference} must return a model with the state dict of the one it was given: "
-            f"{' '.join(str(error).split())}"
+            f"train {reference} must return a model with the state dict of the one it was given: {one_line(error)}"
         ) from None
+
+
+def _unwrapped(trained: nn.Module, names: Collection[str]) -> nn.Module:
+    """The module of these tensors inside wrappers: DataParallel and averages hold it as ``module``, torch.compile as
+    ``_orig_mod``. Where there is none, the module itself.
+    """
+    inner: nn.Module | None = trained
+    while inner is not None and inner.state_dict().keys() != names:
+        held = (getattr(inner, name, None) for name in ("module", "_orig_mod", "_module"))
+        inner = next((module for module in held if isinstance(module, nn.Module)), None)
+    return trained if inner is None else inner
 
 
 def _source(function: Any) -> Path | None:
