@@ -75,7 +75,7 @@ def few_models_warnings(cells: np.ndarray, pool: Pool) -> list[str]:
         return []
     return [
         f"with {len(cells)} usable models none is left to judge another by: every record's false-positive rate is 1, "
-        f"and there is no epsilon_lower; mia-audit train-shadows --n {REPORT_MODELS} --pool {pool.path} mends that"
+        f"and LiRA has no epsilon_lower; mia-audit train-shadows --n {REPORT_MODELS} --pool {pool.path} mends that"
     ]
 
 
