@@ -27,7 +27,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from shadow_pool.models.norms import batchnorm_layers
 from shadow_pool.models.outputs import logits_of
-from shadow_pool.train.loop import cross_entropy
+from shadow_pool.train.recipe import cross_entropy
 
 _CHUNK = 64
 _CHUNK_FLOATS = 2**25

@@ -18,7 +18,8 @@ from shadow_pool.prepare import PlannedPool
 from shadow_pool.queries import PLAIN, query_views
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import entry_path, weights_bytes
-from shadow_pool.train.loop import FIT_LIMIT, TrainingJob, train_model
+from shadow_pool.train.job import TrainingJob
+from shadow_pool.train.loop import FIT_LIMIT, train_model
 from shadow_pool.train.recipe import batch_bounds
 from shadow_pool.train.unit import one_thread
 from shadow_pool.train.usertrain import train_by_user

@@ -14,7 +14,8 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.spec import merge
 from shadow_pool.store.pool import Pool
-from shadow_pool.train.unit import Receipt, TrainingData, Unit, train_unit
+from shadow_pool.train.job import TrainingData
+from shadow_pool.train.unit import Receipt, Unit, train_unit
 
 TINY = {
     "n": 4,

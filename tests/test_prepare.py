@@ -7,7 +7,8 @@ from shadow_pool.prepare import pool_data, prepare_pool
 from shadow_pool.store.grow import create_pool
 from shadow_pool.store.pool import open_pool
 from shadow_pool.store.repair import verify_pool
-from shadow_pool.train.unit import TrainingData, Unit, train_unit
+from shadow_pool.train.job import TrainingData
+from shadow_pool.train.unit import Unit, train_unit
 
 
 def test_settings_left_open_are_settled_and_stored(tmp_path):

@@ -17,7 +17,8 @@ from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 from shadow_pool.spec import Recipe
 from shadow_pool.train import private
-from shadow_pool.train.loop import TrainingJob, train_model
+from shadow_pool.train.job import TrainingJob
+from shadow_pool.train.loop import train_model
 from shadow_pool.train.private import DELTA, epsilon_spent, noise_multiplier, refuse_unprivate
 
 

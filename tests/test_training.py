@@ -13,9 +13,10 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.models.resolve import build_model
 from shadow_pool.spec import Recipe
 from shadow_pool.train.history import at_chance
-from shadow_pool.train.loop import FIT_LIMIT, TrainingJob, train_model
+from shadow_pool.train.job import TrainingData, TrainingJob
+from shadow_pool.train.loop import FIT_LIMIT, train_model
 from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, learning_rate, make_optimizer
-from shadow_pool.train.unit import TrainingData, Unit, train_unit
+from shadow_pool.train.unit import Unit, train_unit
 
 
 def scaled(batch):

@@ -18,8 +18,9 @@ from shadow_pool.errors import UserError
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.spec import from_dict
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.job import TrainingData
 from shadow_pool.train.target import train_target
-from shadow_pool.train.unit import Receipt, TrainingData, Unit, train_unit
+from shadow_pool.train.unit import Receipt, Unit, train_unit
 from shadow_pool.train.usertrain import HalfDataset
 
 OWN = """

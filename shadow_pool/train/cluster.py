@@ -18,7 +18,8 @@ import joblib
 from shadow_pool.allocator import keep_freed_memory
 from shadow_pool.errors import UserError
 from shadow_pool.store.pool import open_pool
-from shadow_pool.train.unit import Receipt, TrainingData, Unit, preprocess_of, starting_model, train_unit
+from shadow_pool.train.job import TrainingData
+from shadow_pool.train.unit import Receipt, Unit, preprocess_of, starting_model, train_unit
 from shadow_pool.train.usertrain import load_trainer
 from shadow_pool.usercode import describe
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,7 @@ from shadow_pool.data.records import SUBSETS
 from shadow_pool.models.norms import ratios
 from shadow_pool.queries import PLAIN
 from shadow_pool.signals import Signals, compute_signals
-
-if TYPE_CHECKING:
-    from shadow_pool.train.unit import TrainingData
+from shadow_pool.train.job import TrainingData
 
 _SCHEMA = pa.schema(
     {

@@ -5,51 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from shadow_pool import seeds
-from shadow_pool.arms import Arm
 from shadow_pool.models.resolve import logits_of
-from shadow_pool.spec import Recipe
+from shadow_pool.train.job import TrainingJob, TrainingOutcome
 from shadow_pool.train.penalty import penalty
-from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, learning_rate
+from shadow_pool.train.private import private_epochs, spent
+from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, cross_entropy, learning_rate
 
 OnEpoch = Callable[[int, nn.Module, float], None]
 FIT_LIMIT = 10
 """A +fit arm trains for at most this many times the recipe's epochs."""
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What decides one model's training, besides its initial weights and records.
-
-    ``seed`` and ``index`` fix batch order and augmentation: the same in every arm. ``fit_loss`` is the mean
-    training loss at which a +fit arm stops; without one (its ``batch`` model diverged) it trains as others do.
-    """
-
-    arm: Arm
-    recipe: Recipe
-    seed: int
-    index: int
-    device: str = "cpu"
-    precision: str = "fp32"
-    fit_loss: float | None = None
-
-
-@dataclass(frozen=True)
-class TrainingOutcome:
-    """``loss`` is the last epoch's mean training loss; ``reached`` whether a +fit arm got to its loss."""
-
-    epochs: int
-    loss: float
-    diverged: bool
-    reached: bool | None = None
-    epsilon: float | None = None
 
 
 def train_model(
@@ -75,8 +45,6 @@ def train_model(
         limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
         epochs = _epochs(model, inputs, labels, job, preprocess, limit)
     else:
-        from shadow_pool.train.private import private_epochs, spent
-
         epochs = private_epochs(model, inputs, labels, job, preprocess)
     loss, reached, epoch = math.nan, False, 0
     with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
@@ -144,13 +112,6 @@ def _laid_out(model: nn.Module, inputs: Tensor, preprocess: Callable[[Tensor], T
         model.to(memory_format=torch.contiguous_format)
         return preprocess
     return lambda batch: preprocess(batch).to(memory_format=torch.channels_last)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of logits [N, C]; [N, 1] means the two columns [0, z]."""
-    if logits.shape[1] == 1:
-        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
-    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager[object]:

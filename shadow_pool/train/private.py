@@ -25,8 +25,8 @@ from shadow_pool import seeds
 from shadow_pool.errors import UserError
 from shadow_pool.models.norms import coupling_layer
 from shadow_pool.models.resolve import logits_of
-from shadow_pool.train.loop import TrainingJob, cross_entropy
-from shadow_pool.train.recipe import augment_epoch, learning_rate, make_optimizer
+from shadow_pool.train.job import TrainingJob
+from shadow_pool.train.recipe import augment_epoch, cross_entropy, learning_rate, make_optimizer
 from shadow_pool.usercode import describe
 
 DELTA = 1e-5

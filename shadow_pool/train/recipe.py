@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
@@ -97,3 +98,10 @@ def augment_epoch(x: Tensor, recipe: Recipe, rng: np.random.Generator) -> Tensor
             if len(rows):
                 moved[rows] = shift_images(x[rows], dy, dx)
     return moved
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of logits [N, C]; [N, 1] means the two columns [0, z]."""
+    if logits.shape[1] == 1:
+        logits = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from shadow_pool import seeds
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import parse_normalize
-from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 from shadow_pool.signals import compute_signals
@@ -25,7 +24,8 @@ from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.trust import MODEL_FIELDS, check_code, code_versions
 from shadow_pool.train.history import History, at_chance
-from shadow_pool.train.loop import OnEpoch, TrainingJob, TrainingOutcome, train_model
+from shadow_pool.train.job import TrainingData, TrainingJob, TrainingOutcome
+from shadow_pool.train.loop import OnEpoch, train_model
 from shadow_pool.train.usertrain import train_by_user
 from shadow_pool.usercode import describe
 
@@ -57,29 +57,6 @@ class Receipt:
     seconds: float = 0.0
     images: int = 0
     message: str = ""
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """The arrays a worker needs, without ids: small tables to send, large ones to share by memory map."""
-
-    x: np.ndarray
-    label: np.ndarray
-    subset: np.ndarray
-    population_x: np.ndarray
-    population_label: np.ndarray
-
-    @classmethod
-    def of(cls, data: PoolData) -> TrainingData:
-        """The lean form of a pool's data."""
-        records, population = data.records, data.population
-        return cls(
-            x=records.x,
-            label=records.label,
-            subset=records.subset.astype("U10"),
-            population_x=population.x,
-            population_label=population.label,
-        )
 
 
 def train_unit(unit: Unit, data: TrainingData) -> Receipt:

@@ -16,7 +16,7 @@ from shadow_pool import seeds
 from shadow_pool.errors import UserError, one_line
 from shadow_pool.queries import PLAIN
 from shadow_pool.signals import compute_signals
-from shadow_pool.train.loop import TrainingJob, TrainingOutcome
+from shadow_pool.train.job import TrainingJob, TrainingOutcome
 from shadow_pool.usercode import describe, load_object
 
 Trainer = Callable[..., "nn.Module | None"]
