@@ -56,7 +56,7 @@ def read_members(path: Path, records: pd.DataFrame) -> np.ndarray:
 def _from_array(path: Path, records: pd.DataFrame, is_record: np.ndarray) -> np.ndarray:
     try:
         given = np.load(path, allow_pickle=False)
-    except (OSError, EOFError, ValueError) as error:
+    except Exception as error:  # a damaged header raises whatever Python's parser does
         raise UserError(f"members file {path} is not a readable .npy: {one_line(error)}") from None
     count = int(is_record.sum())
     if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "biu":

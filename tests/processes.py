@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from pools import train_here
 
 from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import open_pool
+from shadow_pool.train.schedule import train_pool
 
 _SERVER = multiprocessing.get_context("forkserver")
 # Not the modules of tests/, which the server does not find, but all that they import.
@@ -67,6 +69,31 @@ def train_all(folder: Path) -> list[tuple[str, int, str]]:
     """Train what the pool lacks, in this process: (arm, index, outcome) of each model."""
     pool = open_pool(folder)
     return [(r.unit.arm, r.unit.index, r.outcome) for r in train_here(pool, pool_data(pool))]
+
+
+def train_with_workers(folder: Path) -> str | list[tuple[str, int, str]]:
+    """Train what the pool lacks in two workers, in a session of its own, as a command in a terminal is."""
+    os.setsid()
+    pool = open_pool(folder)
+    try:
+        receipts = train_pool(pool, pool_data(pool), workers=2)
+    except KeyboardInterrupt:
+        return "interrupted"
+    return [(r.unit.arm, r.unit.index, r.outcome) for r in receipts]
+
+
+def workers_of(parent: int) -> list[int]:
+    """Process ids of loky's workers."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) != parent:
+                continue
+            if b"popen_loky_posix" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
 
 
 def alive(pid: int) -> bool:

@@ -3,16 +3,13 @@ import signal
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import pytest
 from pools import contents, tiny_pool, train_here
-from processes import Child, alive, wait_until
+from processes import Child, alive, train_with_workers, wait_until, workers_of
 
 from shadow_pool.errors import UserError
-from shadow_pool.prepare import pool_data
 from shadow_pool.store.entry import temporary_path
-from shadow_pool.store.pool import open_pool
 from shadow_pool.train import schedule
 from shadow_pool.train.schedule import train_pool
 from shadow_pool.train.unit import Receipt, Unit
@@ -163,7 +160,9 @@ import numpy as np
 from torch import nn
 from shadow_pool.arms import parse_arm
 from shadow_pool.spec import Recipe
-from shadow_pool.train.unit import TrainingJob, train_model, train_unit
+from shadow_pool.train.job import TrainingJob
+from shadow_pool.train.loop import train_model
+from shadow_pool.train.unit import train_unit
 for optimizer in ("sgd", "adamw"):
     job = TrainingJob(arm=parse_arm("batch"), recipe=Recipe(optimizer=optimizer, gradient_clip=1.0), seed=0, index=0)
     x, label = np.zeros((8, 3), np.float32), np.zeros(8, np.int64)
@@ -173,31 +172,6 @@ print([name for name in heavy if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-
-
-def train_with_workers(folder):
-    """In a session of its own, as a command in a terminal is."""
-    os.setsid()
-    try:
-        pool = open_pool(folder)
-        train_pool(pool, pool_data(pool), workers=2)
-    except KeyboardInterrupt:
-        return "interrupted"
-    return "done"
-
-
-def workers_of(parent):
-    """Process ids of loky's workers."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) != parent:
-                continue
-            if b"popen_loky_posix" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("interrupt", marks=pytest.mark.slow)])

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import joblib
 import numpy as np
 import pandas as pd
 import torch
@@ -21,6 +20,7 @@ from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.schedule import Progress, worker_count
 from shadow_pool.train.unit import Receipt, Unit, preprocess_of, train_for_pool
+from shadow_pool.train.workers import run_in_workers
 
 DEFINITIONS = ("eval", "batch")
 BATCHES = 4
@@ -44,13 +44,9 @@ def measure_gradients(setup: StudySetup, trained: StudyPool, arms: Iterable[str]
     units = [Unit(trained.pool.path, arm, int(i), setup.device) for arm in arms for i in trained.models(arm)]
     missing = [unit for unit in units if not _file(folder, unit, epochs).exists()]
     workers = min(worker_count(setup.workers, setup.device), max(1, len(missing)))
-    parallel = joblib.Parallel(n_jobs=workers, batch_size=1, return_as="generator_unordered")
-    with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
-        receipts = parallel(
-            joblib.delayed(_measure_unit)(unit, trained.data.records, epochs, folder) for unit in missing
-        )
-        for done, receipt in enumerate(receipts, start=1):
-            setup.on_progress(Progress(receipt, done, len(missing)))
+    calls = [(unit, trained.data.records, epochs, folder) for unit in missing]
+    for done, receipt in enumerate(run_in_workers(_measure_unit, calls, workers=workers), start=1):
+        setup.on_progress(Progress(receipt, done, len(missing)))
     tables = [pd.read_parquet(_file(folder, u, epochs)).assign(arm=u.arm, index=u.index) for u in units]
     table = pd.concat(tables, ignore_index=True)
     return table.assign(subset=trained.data.records.subset[table["record"]])

@@ -43,6 +43,9 @@ def read_npz(path: Path, *, label: str | None, id: str | None, group: str | None
     except Exception as error:  # zipfile, zlib, NumPy and Python's own parser each raise their own
         advice = "save arrays of numbers or strings" if "pickle" in str(error).lower() else "write it anew"
         raise UserError(f"{path} is not a readable .npz: {one_line(error)}; {advice}") from None
+    for role, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # NumPy gives the bytes of an entry that does not begin as its files do
+            raise UserError(f"{path}: {asked[role]!r} must be an array, found other content; write it anew")
     return from_arrays(str(path), arrays.pop("x"), arrays.pop("y"), **arrays)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing.resource_tracker
 import os
 import signal
@@ -29,10 +28,13 @@ def run_in_workers(function: Callable[..., T], calls: Sequence[tuple[Any, ...]],
     Raises:
         concurrent.futures.process.BrokenProcessPool: a worker died; all are gone by then.
     """
-    parallel = joblib.Parallel(n_jobs=workers, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered")
-    with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
+    start: dict[str, Any] = {"initializer": _die_with, "initargs": (os.getpid(),)}
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=1, **start):
+        parallel = joblib.Parallel(
+            n_jobs=workers, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
+        )
         with _interrupts_held():
-            results = parallel(joblib.delayed(_call)(os.getpid(), function, call) for call in calls)
+            results = parallel(joblib.delayed(_call)(function, call) for call in calls)
         yield from results
 
 
@@ -67,16 +69,16 @@ def _start_trackers() -> None:
             os.environ["PYTHONWARNINGS"] = before
 
 
-def _call(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     keep_freed_memory()
-    if os.getpid() != parent:
-        _die_with(parent)
     return function(*arguments)
 
 
-@functools.cache
 def _die_with(parent: int) -> None:
-    """A killed parent cannot end its workers: each watches for it, so that none trains on for nobody."""
+    """A killed parent cannot end its workers: each watches for it, so that none trains on for nobody.
+
+    Not from the first call on but from the start: one without a call may wait long for a queue that died with another.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
