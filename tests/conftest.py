@@ -1,17 +1,23 @@
-"""Fixtures that train: one small pool on real digits, trained once a session for every test that reads a pool."""
+"""Shared fixtures: commands run in this process; one small pool on real digits, trained once a session."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pools import train_here, write_digits
 
+from mia_audit_cli.main import main
 from shadow_pool.data.records import PoolData
 from shadow_pool.prepare import pool_data as find_data
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.store.pool import Pool, open_pool
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,3 +58,20 @@ def pool(pool_folder: Path) -> Pool:
 def pool_data(pool: Pool) -> PoolData:
     """The records of the shared pool."""
     return find_data(pool)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
+    """Run a command in this process, in an empty folder: (exit status, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mia-audit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        found = capsys.readouterr()
+        return int(exit_.value.code or 0), found.out, found.err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)

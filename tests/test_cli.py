@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import Run
 
-from mia_audit_cli.main import app, main
+from mia_audit_cli.main import app
 from shadow_pool.data.records import PoolData
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.target import train_target
 
-Run = Callable[..., tuple[int, str, str]]
 COMMANDS = (
     ["demo"],
     ["train-shadows"],
@@ -34,23 +32,6 @@ COMMANDS = (
     ["pool", "info"],
     ["pool", "verify"],
 )
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
-    """Run a command in this process, in an empty folder: (exit status, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mia-audit", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        found = capsys.readouterr()
-        return int(exit_.value.code or 0), found.out, found.err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
