@@ -72,6 +72,24 @@ def test_an_architecture_that_does_not_fit(tmp_path):
         inspect_checkpoint(saved(tmp_path, trained_like("batch")), arch="resnet8")
 
 
+OWN = """
+from torch import nn
+
+
+class Flat(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 7, 3), nn.BatchNorm2d(7, eps=0.5), nn.Flatten(), nn.Linear(7 * 20 * 22, 5))
+"""
+
+
+def test_an_architecture_for_one_odd_size_of_input(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    model = nn.Sequential(nn.Conv2d(1, 7, 3), nn.BatchNorm2d(7), nn.Flatten(), nn.Linear(7 * 20 * 22, 5))
+    seen = inspect_checkpoint(saved(tmp_path, model), arch=f"{tmp_path / 'own.py'}:Flat")
+    assert seen.norm_layers == {"BatchNorm2d": 1}
+    assert seen.batchnorm[0].ratio_median == pytest.approx(1 / np.sqrt(1.5))
+
+
 def test_a_trusted_module_needs_no_architecture(tmp_path):
     torch.save(trained_like("batch"), tmp_path / "m.pt")
     seen = inspect_checkpoint(tmp_path / "m.pt", trust=True)

@@ -32,6 +32,7 @@ def build_model(
     input_shape: tuple[int, ...],
     seed: int,
     initial: Mapping[str, torch.Tensor] | None = None,
+    check: bool = True,
 ) -> nn.Module:
     """A fresh model on the CPU in float32, its weights drawn from ``seed`` alone.
 
@@ -50,6 +51,7 @@ def build_model(
         seed: non-negative integer.
         initial: a state dict of the model as given; other arms take it over as
             :func:`shadow_pool.models.norms.to_norm` says of trained weights.
+        check: try the model on inputs of ``input_shape``; False where that is a guess.
 
     Raises:
         UserError: an unknown name, a factory that fails, or a model that does not fit.
@@ -68,6 +70,8 @@ def build_model(
     if initial is not None:
         model.load_state_dict(initial)
     twin = to_norm(model, norm, trained=initial is not None)
+    if not check:
+        return twin
     check_model(twin, input_shape, classes, arch=name)
     if name not in ZOO and norm != "batch":
         _refuse_coupling(twin, name, norm, input_shape)
