@@ -147,6 +147,12 @@ def test_two_workers_train_the_same_bits_even_if_one_is_killed(fresh, trained):
     assert contents(pool.path) == contents(trained[0].path)
 
 
+def test_four_workers_train_the_same_bits(fresh, trained):
+    receipts = train_pool(*fresh, workers=4)
+    assert {receipt.outcome for receipt in receipts} <= {"trained", "chance"}
+    assert contents(fresh[0].path) == contents(trained[0].path)
+
+
 def test_workers_are_deaf_to_ctrl_c():
     asked = "__import__('signal').pthread_sigmask(0, [])"
     assert all(signal.SIGINT in blocked for blocked in list(run_in_workers(eval, [(asked,)] * 3, workers=2)))

@@ -46,7 +46,9 @@ def train_pool(
 
     Arms whose length depends on another arm (+fit) come after it. A model that fails is reported in its receipt
     and the rest goes on; a worker that dies is replaced and its model tried again. An interrupt, or the death of
-    this process, loses only the models in flight. Which process trains a model changes none of its bits.
+    this process, loses only the models in flight. Which process trains a model, and how many train beside it, changes
+    none of its bits. That ends with the machine: another type of processor, a GPU (even the same one twice) or another
+    version of torch gives other last digits, in bf16 sooner than in float32; :mod:`shadow_pool.store.drift` warns.
 
     Args:
         workers: processes (default: one per core; on a GPU one per device). One worker is this process itself.
