@@ -8,10 +8,12 @@ import pytest
 import torch
 from pools import tiny_pool
 
+from mia_audit.audit.target import open_target
 from shadow_pool.errors import UserError
 from shadow_pool.membership import draw_coins
 from shadow_pool.models.resolve import build_model
 from shadow_pool.train.target import read_facts, train_target
+from shadow_pool.train.unit import starting_model
 
 
 def test_the_target_is_a_plain_state_dict_with_its_members_beside_it(pool, pool_data, tmp_path):
@@ -69,3 +71,39 @@ def test_facts_of_files_that_hold_none_are_empty(tmp_path):
     fine = {b"mia_audit": json.dumps({"arm": "none"}).encode()}
     pq.write_table(pa.table({"id": ["a"]}).replace_schema_metadata(fine), tmp_path / "b.parquet")
     assert read_facts(tmp_path / "b.parquet") == {"arm": "none"}
+
+
+OWN = """
+from torch import nn
+
+
+def plain(classes):
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "arms", "arm"),
+    [
+        ("lenet", ["none", "batch"], "batch"),
+        ("lenet", ["batch", "group", "none"], "none"),
+        ("lenet", ["batch", "none", "group"], "group"),
+        ("lenet", ["batch", "affine"], "affine"),
+        ("own.py:plain", ["batch", "none"], "batch"),
+        ("own.py:plain", ["batch", "none"], "none"),
+    ],
+)
+def test_the_arm_is_told_from_the_weights(tmp_path, monkeypatch, arch, arms, arm):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    pool, data = tiny_pool(tmp_path / "pool", {"arch": arch, "arms": arms})
+    torch.save(starting_model(pool, arm, seed=1).state_dict(), "model.pt")
+    assert open_target(tmp_path / "model.pt", pool, data).arm == arm
+
+
+def test_weights_that_fit_no_arm_are_named(tmp_path):
+    pool, data = tiny_pool(tmp_path / "pool", {"arms": ["batch"]})
+    torch.save({"head.weight": torch.ones(2, 3)}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match=r"does not fit LeNet: .* \(head.weight is \[2, 3\]"):
+        open_target(tmp_path / "model.pt", pool, data)

@@ -55,8 +55,9 @@ def open_target(
 ) -> Target:
     """Open a checkpoint as the pool's architecture (or ``arch``) and compute its signals on all records.
 
-    The arm is ``arm``, else what the sidecar says, else ``batch`` where the weights hold BatchNorm statistics
-    and ``none`` where not. Members are read from ``members`` or from the sidecar beside the model.
+    The arm is ``arm``, else what the sidecar says, else ``batch`` where the weights hold BatchNorm statistics and the
+    first that they fit where not, ``none`` before others. Members are read from ``members`` or from the sidecar beside
+    the model.
 
     Raises:
         UserError: the file cannot be opened safely, its keys or shapes do not fit, members do not match the
@@ -64,7 +65,7 @@ def open_target(
     """
     checkpoint = open_checkpoint(path, trust=trust)
     members, facts, cautions = _members_file(members, checkpoint)
-    arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool)).name
+    arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool, arch)).name
     require_arm(pool, arm)
     model, notes = _built(checkpoint, pool, arm, arch)
     records, population = (
@@ -129,12 +130,21 @@ def _built(checkpoint: Checkpoint, pool: Pool, arm: str, arch: str | None) -> tu
     return module, ()
 
 
-def _guessed_arm(checkpoint: Checkpoint, pool: Pool) -> str:
-    """``batch`` where there are running statistics, else ``none``; the pool's only other arm where that is missing."""
+def _guessed_arm(checkpoint: Checkpoint, pool: Pool, arch: str | None) -> str:
+    """``batch`` where there are running statistics, else the first arm whose models the weights fit.
+
+    ``none`` is tried first and ``batch``, whose layers may keep no statistics, last.
+    """
     if ratios_from_state(checkpoint.state):
         return "batch"
-    others = [arm for arm in pool.spec.arms if arm != "batch"]
-    return "none" if "none" in pool.spec.arms or len(others) != 1 else others[0]
+    arms = sorted(pool.spec.arms, key=lambda arm: (arm != "none", arm == "batch"))
+    for arm in arms:
+        try:
+            load_into(starting_model(pool, arm, arch=arch), checkpoint)
+        except UserError:
+            continue
+        return arm
+    return arms[0]
 
 
 def _mode_warnings(model: nn.Module) -> list[str]:
