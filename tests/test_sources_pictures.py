@@ -52,6 +52,13 @@ def test_train_and_test_folders(tmp_path):
     assert list(data.population.label) == [1]
 
 
+def test_a_class_may_be_called_train(tmp_path):
+    for name in ("bus", "test", "train"):
+        write(tmp_path / name / "1.png", picture())
+    source = open_source(DataSpec(str(tmp_path)))
+    assert (source.classes, source.test) == (("bus", "test", "train"), None)
+
+
 def test_mixed_sizes_and_modes_are_counted(tmp_path):
     for i in range(3):
         write(tmp_path / "a" / f"{i}.png", picture("RGB"))

@@ -89,7 +89,8 @@ def read_folder(path: Path, *, image_size: int | None) -> Source:
 
 def _splits(path: Path) -> list[tuple[str, Path]]:
     held_out = next((path / name for name in _TEST_FOLDERS if (path / name).is_dir()), None)
-    if not (path / "train").is_dir():
+    # A class may be called train as well; then it holds pictures, not classes.
+    if not (path / "train").is_dir() or not _subfolders(path / "train"):
         return [("train", path)]
     return [("train", path / "train")] + ([("test", held_out)] if held_out is not None else [])
 
