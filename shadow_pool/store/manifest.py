@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -17,11 +18,14 @@ from pathlib import Path
 
 from shadow_pool.errors import UserError
 from shadow_pool.plain import build, short
-from shadow_pool.queries import View
+from shadow_pool.queries import PLAIN, View
 from shadow_pool.spec import PoolSpec, to_dict
 from shadow_pool.store.files import read_sealed, write_sealed
 
 PROTOCOL = 1
+MAX_INPUT = 1 << 26
+"""Values of one record: a colour picture of 4,096 x 4,096 has 50 million. A stranger's pool.json may ask for more."""
+MAX_SHIFT = 64
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,18 @@ class Manifest:
     software: dict[str, str]
     created: str
     code: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("input_shape", "model_shape"):
+            shape = getattr(self, name)
+            if not shape or min(shape) < 1 or math.prod(shape) > MAX_INPUT:
+                raise UserError(f"{name} must be that of an input of 1 to {MAX_INPUT} values, got {short(shape)}")
+        shifts = [abs(shift) for view in self.views for shift in (view.dy, view.dx)]
+        if len(self.views) != self.spec.queries or self.views[0] != PLAIN or max(shifts) > MAX_SHIFT:
+            raise UserError(
+                f"views must be the plain one and shifts by at most {MAX_SHIFT} pixels, {self.spec.queries} in all as "
+                f"spec.queries says, got {short(self.views)}"
+            )
 
     def write(self, path: Path) -> None:
         """Write pool.json under a temporary name and rename it into place."""
