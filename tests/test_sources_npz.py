@@ -163,6 +163,10 @@ class Ragged:
     def __len__(self): return 2
     def __getitem__(self, i): return np.zeros(i + 1), 0
 
+class Augmented:
+    def __len__(self): return 12
+    def __getitem__(self, i): return torch.full((1, 4, 4), float(i)) + torch.rand(1), i % 2
+
 def nothing():
     return None
 
@@ -183,6 +187,8 @@ def test_factories(tmp_path):
     assert list(read("mapping").id) == ["k", "l", "m", "n"]
     with pytest.raises(UserError, match="item 1 is float64"):
         read("Ragged")
+    with pytest.raises(UserError, match=r"read twice differs.*without random augmentation"):
+        read("Augmented")
     with pytest.raises(UserError, match="must return a torch Dataset"):
         read("nothing")
     with pytest.raises(UserError, match=r"KeyError: 'column' \(d.py, line"):

@@ -11,6 +11,8 @@ from shadow_pool.data.arrays import Source, from_arrays
 from shadow_pool.errors import UserError
 from shadow_pool.usercode import describe, load_object
 
+_REREAD = 16
+
 
 def read_factory(text: str) -> Source:
     """Call the factory without arguments and read what it returns.
@@ -61,6 +63,11 @@ def _stack(text: str, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
         label.append(np.asarray(item[1]).item())
     if x is None:
         raise UserError(f"data {text}: the Dataset is empty; expected at least one item")
+    if any(x[row].tobytes() != _array(dataset[row][0]).tobytes() for row in range(min(len(x), _REREAD))):
+        raise UserError(
+            f"data {text}: an item read twice differs; return records without random augmentation, which belongs to "
+            "training (recipe.augmentation, or --train)"
+        )
     return x, np.array(label)
 
 
