@@ -7,14 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import examples
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from conftest import Run
 
+from mia_audit.studies.registry import STUDIES
+from mia_audit.studies.result import StudyRow
 from mia_audit_cli.main import app
 from shadow_pool.data.records import PoolData
 from shadow_pool.store.pool import Pool
@@ -95,6 +99,31 @@ def test_json_is_alone_on_standard_output(run: Run, pool_folder: Path, model: Pa
         status, out, _ = run(*command, "--json")
         assert status == 0
         json.loads(out)
+
+
+def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = "through the batch's own statistics a step grows the margin as fixed statistics predict"
+    places = [("batch+penalty(0.3) - batch", "mislabeled"), ("group+dp(8) - batch", "out of distribution")]
+    rows = [
+        StudyRow(claim, arm, subset, "tpr@0.001", at, -0.123456, (-0.234567, -0.012345), "does not hold")
+        for arm, subset in places
+        for at in (1, "features.norm1")
+    ]
+    rows += [StudyRow("it is large", "batch", "all", "a number", at, 1e-12, None, "holds") for at in range(99)]
+    rows += [StudyRow("it is large", "batch", "all", "another", None, 77.0)]
+    found = replace(examples.study(), rows=tuple(rows), summary="Holds: it is large. Recommended: sleep, at once.")
+    monkeypatch.setitem(STUDIES, "theory", lambda setup: found)
+    status, out, err = run("study", "theory")
+    assert status == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    words = " ".join(out.split())
+    assert claim in words
+    assert words.count("-0.123 [-0.235, -0.0123] does not hold") == 4
+    assert "it is large (batch, all, a number) 99 of 99 verdicts hold." in words
+    assert "99 of 103 verdicts hold, 4 do not. Recommended: sleep, at once." in words
+    assert "77" not in words
+    assert "next: open audit/report.html" in err
 
 
 def test_quiet_prints_nothing_but_results(run: Run, pool_folder: Path, model: Path) -> None:
@@ -205,3 +234,12 @@ def test_members_of_a_csv_reach_the_table(run: Run, pool_folder: Path, model: Pa
     table = pd.read_parquet("audit/records.parquet")
     assert set(table.loc[table["member"], "id"]) == set(chosen)
     assert set(table["subset"]) == {"clean"}
+
+
+def test_names_of_a_stranger_do_not_drive_the_terminal(run: Run, pool_folder: Path) -> None:
+    wiped = "\x1b[2J\x1b[1;1H\x07all is well"
+    torch.save({f"{wiped}.weight": torch.ones(3, 4), "b\x1b]0;title\x07.bias": torch.ones(3)}, "model.pt")
+    for command in (["inspect", "model.pt"], ["score", "model.pt", "--pool", pool_folder]):
+        _, out, err = run(*command)
+        assert "all is well" in out + err
+        assert not set(out + err) & {"\x1b", "\x07"}

@@ -28,7 +28,12 @@ def stdout() -> Console:
 def note(text: str, *, quiet: bool = False) -> None:
     """One line on standard error."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Text on one line without control characters: a stranger's names may hold what drives a terminal."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def warn(texts: Iterable[str], *, quiet: bool = False) -> None:
@@ -38,16 +43,17 @@ def warn(texts: Iterable[str], *, quiet: bool = False) -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A plain table; the first column is text, the others are right-aligned."""
+    """A plain table, its title (where not empty) after a free line; the first column is text, the others numbers."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    result = Table(title=f"\n{title}", box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
+    heading = f"\n{title}" if title else None
+    result = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
         result.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
     for row in rows:
-        result.add_row(*(escape(cell) for cell in row))
+        result.add_row(*(escape(printable(cell)) for cell in row))
     return result
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from mia_audit_cli.console import note
 from shadow_pool.allocator import keep_freed_memory
 from shadow_pool.errors import UserError
 
@@ -52,5 +53,5 @@ def _named(error: BaseException) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    note("error: " + " ".join(message.split()))
     raise typer.Exit(1)
