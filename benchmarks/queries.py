@@ -45,7 +45,7 @@ def main() -> None:
             raise UserError(f"pool {path} must hold {max(QUERIES)} queries, got {pool.spec.queries}")
         everyone = {"all": np.ones(pool.membership.shape[1], dtype=bool)}
         for arm in pool.spec.arms:
-            phi = pool.phi(arm, np.arange(pool.spec.n))
+            phi = np.asarray(pool.phi(arm, range(pool.spec.n)))
             print(f"{path.name} {arm}: {phi.shape[1]} records, {len(phi)} models")
             for queries in QUERIES:
                 part = np.ascontiguousarray(phi[..., :queries])

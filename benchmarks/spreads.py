@@ -108,7 +108,7 @@ def read(pool: Pool, arm: str) -> tuple[np.ndarray, np.ndarray]:
     pairs = next(j for j in itertools.count() if not {2 * j, 2 * j + 1} <= good.keys())
     if not pairs:
         return np.empty((0, 0)), np.empty((0, 0), dtype=bool)
-    phi = pool.phi(arm, np.arange(2 * pairs))
+    phi = np.asarray(pool.phi(arm, range(2 * pairs)))
     return phi.reshape(*phi.shape[:2], -1).mean(axis=2), pool.membership[: 2 * pairs]
 
 

@@ -113,16 +113,17 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path):
 # ------------------------------------------------------------------ one model
 
 
-def test_signals_read_back_in_blocks_and_equal_arrays_give_equal_bytes(tmp_path):
-    signals = some_signals(7, 3)
+@pytest.mark.parametrize("n", [0, 7, 8, 23])
+def test_signals_read_back_and_equal_arrays_give_equal_bytes(tmp_path, monkeypatch, n):
+    monkeypatch.setattr(entries, "ROWS_AT_ONCE", 8)
+    signals = some_signals(n, 3)
     write_signals(tmp_path / "a", signals)
     write_signals(tmp_path / "b", signals)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    whole, block = read_signals(tmp_path / "a"), read_signals(tmp_path / "a", slice(2, 5))
+    found = read_signals((tmp_path / "a").read_bytes())
     for name in ("phi", "predicted", "predicted_probability", "energy"):
-        assert np.array_equal(getattr(whole, name), getattr(signals, name))
-        assert np.array_equal(getattr(block, name), getattr(signals, name)[2:5])
-        assert getattr(whole, name).dtype == getattr(signals, name).dtype
+        assert np.array_equal(getattr(found, name), getattr(signals, name))
+        assert getattr(found, name).dtype == getattr(signals, name).dtype
 
 
 def test_the_first_rename_wins_where_locks_do_not_reach(made, tmp_path):
@@ -185,8 +186,9 @@ def test_a_damaged_model_is_named_never_read_and_trained_again(copy, made, name,
     assert str(path) in reason
     assert "pool verify --repair" in reason
     if name in ("phi.parquet", "model.json"):
-        with pytest.raises(UserError, match="0001"):
-            copy.signals("batch", 1)
+        for read in (lambda: copy.signals("batch", 1), lambda: copy.phi("batch", range(4))):
+            with pytest.raises(UserError, match="0001"):
+                read()
     found = verify_pool(copy)
     assert not found.sound
     assert any(str(path) in text for text in found.models)
@@ -204,8 +206,9 @@ def test_no_flipped_byte_of_phi_or_model_json_passes(copy, where):
         path = copy.entry("batch", 0) / name
         before = path.read_bytes()
         flip_byte(path, where)
-        with pytest.raises(UserError, match="0000"):
-            copy.signals("batch", 0)
+        for read in (lambda: copy.signals("batch", 0), lambda: copy.phi("batch", range(4))):
+            with pytest.raises(UserError, match="0000"):
+                read()
         path.write_bytes(before)
     assert copy.signals("batch", 0).phi.shape[1] == 1
 
@@ -290,6 +293,12 @@ def test_an_edited_or_foreign_pool_json_is_refused(copy):
         ("views", [{"dy": "x"}], "dy must be int"),
         ("files", {"membership.npy": 3}, "must be str, got 3"),
         ("input_shape", 8, "must be a list of int"),
+        ("input_shape", [], "input_shape must be that of an input of 1 to"),
+        ("model_shape", [1, 10**6, 10**6], "model_shape must be that of an input of 1 to"),
+        ("model_shape", [1, 0, 8], "model_shape must be that of an input of 1 to"),
+        ("views", [], "1 in all as spec.queries says"),
+        ("views", [{"dy": 1}], "views must be the plain one"),
+        ("views", [{"dy": 0}, {"dy": 10**30}], "shifts by at most 64 pixels"),
     ):
         write_sealed(path, {**body, key: value})
         with pytest.raises(UserError, match=says):

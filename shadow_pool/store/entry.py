@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,14 +17,22 @@ import pyarrow.parquet as pq
 from safetensors.torch import save
 from torch import Tensor
 
-from shadow_pool.errors import UserError
 from shadow_pool.plain import build
 from shadow_pool.signals import Signals
-from shadow_pool.store.files import file_lock, file_sha256, read_sealed, write_atomically, write_sealed
+from shadow_pool.store.files import (
+    ADVICE,
+    damaged,
+    file_lock,
+    file_sha256,
+    read_sealed,
+    write_atomically,
+    write_sealed,
+)
 
 STATUSES = ("trained", "chance", "diverged")
 FILES = ("weights.safetensors", "phi.parquet", "population.parquet", "history.parquet")
-ADVICE = "run mia-audit pool verify --repair on the pool, then train-shadows again"
+ROWS_AT_ONCE = 2**14
+"""Rows of signals that are written, and later read, together: a few records of many models cost few bytes."""
 
 
 @dataclass(frozen=True)
@@ -150,14 +159,24 @@ def check_file(entry: Path, info: EntryInfo, name: str) -> Path:
         found = file_sha256(path)
     except OSError as error:
         raise damaged(path, f"is not readable ({error.strerror})") from None
-    if found != info.files.get(name):
-        raise damaged(path, "does not match its sha256 in model.json")
+    _check_sha256(path, info, found)
     return path
 
 
-def damaged(path: Path, what: str) -> UserError:
-    """The error for a file of a pool that cannot be used as it is."""
-    return UserError(f"{path} {what}; {ADVICE}")
+def read_file(entry: Path, info: EntryInfo, name: str) -> bytes:
+    """The bytes of one file of an entry, checked against model.json."""
+    path = entry / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise damaged(path, f"is not readable ({error.strerror})") from None
+    _check_sha256(path, info, hashlib.sha256(content).hexdigest())
+    return content
+
+
+def _check_sha256(path: Path, info: EntryInfo, found: str) -> None:
+    if found != info.files.get(path.name):
+        raise damaged(path, "does not match its sha256 in model.json")
 
 
 def weights_bytes(state: Mapping[str, Tensor]) -> bytes:
@@ -181,17 +200,19 @@ def write_signals(path: Path, signals: Signals) -> None:
     columns["energy"] = pa.array(signals.energy)
     # Random mantissas neither compress nor repeat: plain pages read fastest.
     content = parquet_bytes(
-        pa.table(columns), compression="none", use_dictionary=False, write_statistics=False, write_page_checksum=True
+        pa.table(columns),
+        row_group_size=ROWS_AT_ONCE,
+        compression="none",
+        use_dictionary=False,
+        write_statistics=False,
+        write_page_checksum=True,
     )
     write_atomically(path, content)
 
 
-def read_signals(path: Path, rows: slice | None = None) -> Signals:
-    """Signals of the rows in ``rows`` (all where None)."""
-    table = pq.read_table(path, memory_map=True, page_checksum_verification=True)
-    if rows is not None:
-        start, stop, _ = rows.indices(len(table))
-        table = table.slice(start, stop - start)
+def read_signals(content: bytes) -> Signals:
+    """Signals from the bytes of the file that :func:`write_signals` wrote, which were checked before."""
+    table = pq.read_table(pa.BufferReader(content))
     queries = sum(name.startswith("phi_") for name in table.column_names)
     return Signals(
         phi=np.stack([table[f"phi_{q}"].to_numpy() for q in range(queries)], axis=1),

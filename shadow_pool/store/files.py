@@ -15,6 +15,21 @@ from typing import Any, BinaryIO
 from shadow_pool.errors import UserError
 
 MAX_JSON_BYTES = 1 << 26
+ADVICE = "run mia-audit pool verify --repair on the pool, then train-shadows again"
+
+
+def damaged(path: Path | str, what: str) -> UserError:
+    """The error for a file of a pool that cannot be used as it is."""
+    return UserError(f"{path} {what}; {ADVICE}")
+
+
+def file_version(path: Path | str) -> tuple[int, ...] | None:
+    """What changes when a file is written anew; None where there is no file to look at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

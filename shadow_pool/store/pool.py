@@ -1,8 +1,9 @@
-"""A pool on disk: open it; what is there, what is missing; signals in blocks of records."""
+"""A pool on disk: open it; what is there, what is missing; the signals of its models."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,9 +16,10 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.signals import Signals
 from shadow_pool.spec import PoolSpec
-from shadow_pool.store.entry import FILES, EntryInfo, check_file, damaged, entry_path, read_info, read_signals
-from shadow_pool.store.files import file_sha256
+from shadow_pool.store.entry import FILES, EntryInfo, check_file, entry_path, read_file, read_info, read_signals
+from shadow_pool.store.files import damaged, file_sha256, file_version
 from shadow_pool.store.manifest import Manifest, read_manifest
+from shadow_pool.store.phi import StoredPhi, stored_phi
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +104,7 @@ class Pool:
     def info(self, arm: str, index: int) -> EntryInfo:
         """model.json of one model. Raises :class:`UserError` where it is damaged or belongs to another pool."""
         path = self.entry(arm, index) / "model.json"
-        version = _version(path)
+        version = file_version(path)
         if version is None or self._infos.get(path, (None,))[0] != version:
             info = read_info(path.parent)
             if info.digest != self._digest:
@@ -149,15 +151,17 @@ class Pool:
         """Indices of an arm without a committed model: the whole of resuming."""
         return [index for index in range(self.spec.n) if not self.entry(arm, index).exists()]
 
-    def signals(self, arm: str, index: int, *, population: bool = False, rows: slice | None = None) -> Signals:
+    def signals(self, arm: str, index: int, *, population: bool = False) -> Signals:
         """The stored signals of one model on the records (or the population), its bytes checked."""
-        entry = self.entry(arm, index)
-        name = "population.parquet" if population else "phi.parquet"
-        return read_signals(check_file(entry, self.info(arm, index), name), rows)
+        return read_signals(read_file(self.entry(arm, index), self.info(arm, index), _signals_file(population)))
 
-    def phi(self, arm: str, indices: np.ndarray, *, population: bool = False, rows: slice | None = None) -> np.ndarray:
-        """float64 [len(indices), records, queries] of the models at ``indices``; ``rows`` selects a block."""
-        return np.stack([self.signals(arm, int(i), population=population, rows=rows).phi for i in indices])
+    def phi(self, arm: str, indices: Iterable[int], *, population: bool = False) -> StoredPhi:
+        """phi of the models at ``indices`` [M], where it lies: ``np.asarray`` reads it, float64 [M, records, queries].
+
+        The bytes of every file are checked once, here, which costs a read of them.
+        """
+        name = _signals_file(population)
+        return stored_phi(check_file(self.entry(arm, i), self.info(arm, i), name) for i in map(int, indices))
 
     def history(self, arm: str, index: int) -> pd.DataFrame:
         """history.parquet of one model: epoch, metric, subset, member, layer, value."""
@@ -174,13 +178,8 @@ def open_pool(path: Path, *, trust: bool = False) -> Pool:
     return Pool(path, read_manifest(path / "pool.json"), trusted=trust)
 
 
-def _version(path: Path) -> tuple[int, ...] | None:
-    """What changes when a file is written anew; None where there is no file to look at."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
+def _signals_file(population: bool) -> str:
+    return "population.parquet" if population else "phi.parquet"
 
 
 def rows_sha256(rows: np.ndarray) -> str:

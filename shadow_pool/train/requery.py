@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from typing import Any
 
 from safetensors.torch import load_file
@@ -48,8 +49,10 @@ def batch_mode_signals(pool: Pool, data: PoolData, arm: str, index: int) -> tupl
     weights = info.files["weights.safetensors"]
     try:
         made = read_sealed(entry / "batch.json", advice="it is computed again")
-        if made["weights"] == weights and made["files"] == {name: file_sha256(entry / name) for name in FILES}:
-            return read_signals(entry / FILES[0]), read_signals(entry / FILES[1])
+        contents = [(entry / name).read_bytes() for name in FILES]
+        found = {name: hashlib.sha256(content).hexdigest() for name, content in zip(FILES, contents, strict=True)}
+        if made["weights"] == weights and made["files"] == found:
+            return read_signals(contents[0]), read_signals(contents[1])
     except (UserError, OSError, KeyError):
         pass
     model = stored_model(pool, arm, index)
