@@ -82,6 +82,16 @@ def usable_models(pool: Pool, arm: str) -> tuple[list[int], tuple[str, ...]]:
     return usable, tuple(notes)
 
 
+def required_models(pool: Pool, arm: str) -> tuple[list[int], tuple[str, ...]]:
+    """:func:`usable_models`; raises :class:`UserError` where there are fewer than 4, or no such arm."""
+    require_arm(pool, arm)
+    usable, notes = usable_models(pool, arm)
+    if len(usable) < 4:
+        why = "; ".join(notes) or "too few were trained"
+        raise UserError(f"arm {arm} of {pool.path} must have at least 4 usable models, found {len(usable)}: {why}")
+    return usable, notes
+
+
 def require_arm(pool: Pool, arm: str) -> None:
     """Raise :class:`UserError` where the pool has no such arm."""
     if arm not in pool.spec.arms:
@@ -97,11 +107,7 @@ def load_evidence(pool: Pool, arm: str, *, query_mode: str = "eval", data: PoolD
     Query mode ``batch`` takes signals through batch statistics, computed from the stored weights on first use;
     it needs ``data``. Raises :class:`UserError` where fewer than 4 models are usable or a file is damaged.
     """
-    require_arm(pool, arm)
-    usable, notes = usable_models(pool, arm)
-    if len(usable) < 4:
-        why = "; ".join(notes) or "too few were trained"
-        raise UserError(f"arm {arm} of {pool.path} must have at least 4 usable models, found {len(usable)}: {why}")
+    usable, notes = required_models(pool, arm)
     if query_mode == "batch":
         if data is None:
             raise ValueError("query mode batch must have data, got None")

@@ -14,18 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import joblib
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from pools import contents, tiny_pool, train_here
 from processes import Child
 
+from mia_audit.attacks.shadows import Shadows
+from mia_audit.audit.scoring import scores_from_disk
+from mia_audit.metrics import vulnerability
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.repair import verify_pool
 from shadow_pool.train import cluster
+from shadow_pool.train.job import TrainingData
 from shadow_pool.train.schedule import Progress, train_pool
-from shadow_pool.train.unit import TrainingData
 
 
 def make(folder: Path, *, epochs: int = 8, **changes: Any) -> tuple[Pool, PoolData]:
@@ -89,6 +94,30 @@ def test_two_workers_give_the_bits_of_one_process(two_workers: Dask, tmp_path: P
     train_here(alone, data)
     assert contents(pool.path) == contents(alone.path)
     assert train_pool(pool, data, scheduler=two_workers.address) == []
+
+
+def test_blocks_of_records_are_scored_by_the_workers_with_the_bits_of_one_process(
+    two_workers: Dask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, data = make(tmp_path / "pool", arms=["batch"], epochs=1)
+    train_here(pool, data)
+    shadows = Shadows(pool.phi("batch", range(4)), pool.membership)
+    target = pool.signals("batch", 0).phi
+    monkeypatch.setattr("mia_audit.attacks.shadows._READ_CELLS", 4 * 16)
+
+    def process_id(values: np.ndarray, membership: np.ndarray) -> int:
+        return os.getpid()
+
+    def scores() -> np.ndarray:
+        found = [scores_from_disk(attack, target, pool, "batch") for attack in ("lira-online", "reference")]
+        return np.stack([*found, vulnerability(shadows.phi, pool.membership)])
+
+    alone = scores()
+    with Client(two_workers.address), joblib.parallel_config(backend="dask"):
+        np.testing.assert_array_equal(scores(), alone)
+        ran = [process for _, process in shadows.map_blocks(process_id)]
+    assert len(ran) == 7
+    assert set(ran) <= {worker.pid for worker in two_workers.workers}
 
 
 def test_workers_that_cannot_train_are_named_before_anything_is_trained(two_workers: Dask, tmp_path: Path) -> None:

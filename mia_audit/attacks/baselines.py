@@ -6,6 +6,7 @@ difficulty calibration of Watson et al. (2022, arXiv 2111.08440): how much lower
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ def loss_pool(phi: Any) -> np.ndarray:
     """:func:`loss` of every model of a pool: [M, N] or [M, N, Q] -> float64 [M, N]."""
     everyone = _unlabelled(phi)
     scores = np.empty((everyone.models, everyone.records))
-    for block, values, _ in everyone.blocks():
-        scores[:, block] = log_expit(values).mean(axis=2)
+    for block, found in everyone.map_blocks(_loss):
+        scores[:, block] = found
     return scores
 
 
@@ -48,9 +49,8 @@ def reference(target_phi: Any, shadow_phi: Any, membership: np.ndarray) -> np.nd
     target, shadows = target_values(target_phi), Shadows(shadow_phi, membership)
     shadows.check_target(target)
     scores = np.empty(shadows.records)
-    for block, values, inside in shadows.blocks():
-        total, count = reduce_all(np.add, log_expit(values), ~inside)
-        scores[block] = _above(log_expit(target[block])[None], total, count)[0]
+    for block, found in shadows.map_blocks(_reference, target):
+        scores[block] = found
     return scores
 
 
@@ -71,11 +71,24 @@ def reference_pool(phi: Any, membership: np.ndarray, *, leave_out: str = "pair")
     shadows = Shadows(phi, membership)
     width = shadows.groups(leave_out).shape[1]
     scores = np.empty((shadows.models, shadows.records))
-    for block, values, inside in shadows.blocks():
-        score = log_expit(values)
-        total, count = reduce_without(np.add, score, ~inside, width)
-        scores[:, block] = _above(score, total.repeat(width, axis=0), count.repeat(width, axis=0))
+    for block, found in shadows.map_blocks(partial(_reference_without, width=width)):
+        scores[:, block] = found
     return scores
+
+
+def _loss(values: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return log_expit(values).mean(axis=2)
+
+
+def _reference(values: np.ndarray, inside: np.ndarray, target: np.ndarray) -> np.ndarray:
+    total, count = reduce_all(np.add, log_expit(values), ~inside)
+    return _above(log_expit(target)[None], total, count)[0]
+
+
+def _reference_without(values: np.ndarray, inside: np.ndarray, *, width: int) -> np.ndarray:
+    score = log_expit(values)
+    total, count = reduce_without(np.add, score, ~inside, width)
+    return _above(score, total.repeat(width, axis=0), count.repeat(width, axis=0))
 
 
 def _above(score: np.ndarray, total: np.ndarray, count: np.ndarray) -> np.ndarray:

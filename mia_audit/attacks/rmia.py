@@ -62,9 +62,8 @@ def rmia(
     log_all = log_expit(outsiders.values())
     ranked = np.sort(log_expit(population) - _log_population(log_all, reduce_all, mode, a)[0], axis=0)
     scores = np.empty(shadows.records)
-    for block, values, inside in shadows.blocks():
-        log_reference = _log_reference(log_expit(values), inside, reduce_all, mode, a)[0]
-        scores[block] = _share_below(log_expit(target[block]) - log_reference, ranked, gamma)
+    for block, found in shadows.map_blocks(partial(_compare, ranked=ranked, gamma=gamma, mode=mode, a=a), target):
+        scores[block] = found
     return scores
 
 
@@ -101,13 +100,35 @@ def rmia_pool(
     log_all = log_expit(outsiders.values())
     ranked = np.sort(log_all - _log_population(log_all, reduce, mode, a).repeat(width, axis=0), axis=1)
     scores = np.empty((shadows.models, shadows.records))
-    for block, values, inside in shadows.blocks():
-        log_p = log_expit(values)
-        log_reference = _log_reference(log_p, inside, reduce, mode, a)
-        for model in range(shadows.models):
-            ratio = log_p[model] - log_reference[model // width]
-            scores[model, block] = _share_below(ratio, ranked[model], gamma)
+    work = partial(_compare_without, ranked=ranked, width=width, gamma=gamma, mode=mode, a=a)
+    for block, found in shadows.map_blocks(work):
+        scores[:, block] = found
     return scores
+
+
+def _compare(
+    values: np.ndarray,
+    inside: np.ndarray,
+    target: np.ndarray,
+    *,
+    ranked: np.ndarray,
+    gamma: float,
+    mode: str,
+    a: float,
+) -> np.ndarray:
+    """[B]: scores of one target [B, Q] from the shadows' values [M, B, Q]."""
+    log_reference = _log_reference(log_expit(values), inside, reduce_all, mode, a)[0]
+    return _share_below(log_expit(target) - log_reference, ranked, gamma)
+
+
+def _compare_without(
+    values: np.ndarray, inside: np.ndarray, *, ranked: np.ndarray, width: int, gamma: float, mode: str, a: float
+) -> np.ndarray:
+    """[M, B]: scores of every model, each without its group of ``width``."""
+    log_p = log_expit(values)
+    log_reference = _log_reference(log_p, inside, partial(reduce_without, width=width), mode, a)
+    ratios = (log_p[model] - log_reference[model // width] for model in range(len(log_p)))
+    return np.stack([_share_below(ratio, row, gamma) for ratio, row in zip(ratios, ranked, strict=True)])
 
 
 def _log_reference(log_p: np.ndarray, inside: np.ndarray, reduce: Reduce, mode: str, a: float) -> np.ndarray:

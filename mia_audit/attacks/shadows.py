@@ -1,21 +1,26 @@
 """The arrays every attack takes, checked once at the border: phi of shadow models, membership, a target's phi.
 
-phi of shadows may be any object with ``shape`` that slices like an array (an array, a memory map, a reader of
-files): it is read in blocks of records, so that memory stays bounded however large it is.
+phi of shadows may be any object with ``shape`` that slices like an array and that ``np.asarray`` turns into one: an
+array, a memory map, a pool's files (:class:`shadow_pool.store.phi.StoredPhi`). It is read in blocks of records, so that
+memory stays bounded however large it is. Blocks are independent of one another: under ``joblib.parallel_config`` they
+run in several processes, or on a Dask cluster, with the same scores to the bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import joblib
 import numpy as np
 
 from shadow_pool.errors import unknown_name
 
 LEAVE_OUT = ("pair", "one")
-_BLOCK_CELLS = 2**20  # phi values held at a time: 8 MB, and a few times that in intermediates
+_READ_CELLS = 2**22  # phi values that are read, or sent, at a time: 32 MB
+_BLOCK_CELLS = 2**20  # phi values that are worked on at a time: 8 MB, and a few times that in intermediates
+T = TypeVar("T")
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -63,13 +68,32 @@ class Shadows:
     def queries(self) -> int:
         return int(self.phi.shape[2]) if len(self.phi.shape) == 3 else 1
 
-    def blocks(self) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """(records, phi [models, block, queries], membership [models, block]) until all records are read."""
-        step = max(1, _BLOCK_CELLS // max(1, self.models * self.queries))
-        for start in range(0, self.records, step):
-            block = slice(start, min(start + step, self.records))
-            values = _finite(_three_axes(self.phi[:, block]), "phi")
-            yield block, values, self.membership[:, block]
+    def map_blocks(self, work: Callable[..., T], *columns: np.ndarray) -> Iterator[tuple[slice, T]]:
+        """(records, work(phi [models, block, queries], membership [models, block], *columns [block, ...])) by block.
+
+        In the records' order, wherever ``joblib.parallel_config`` has the blocks worked on: in this process by
+        default. What travels then is ``work``, the membership, and phi (of a stored pool, its files' names).
+        """
+        step = self._step(_READ_CELLS)
+        # Powers of two, as rows are stored: no row is read for two of them.
+        parts = [slice(start, min(start + step, self.records)) for start in range(0, self.records, step)]
+        inner = self._step(_BLOCK_CELLS)
+        # Nothing is sent twice, so there is nothing to gain from mapping it.
+        parallel = joblib.Parallel(return_as="generator", max_nbytes=None)
+        found = parallel(
+            joblib.delayed(_work_on)(
+                work, inner, self.phi[:, part], self.membership[:, part], *(column[part] for column in columns)
+            )
+            for part in parts
+        )
+        for part, results in zip(parts, found, strict=True):
+            for start, result in zip(range(part.start, part.stop, inner), results, strict=True):
+                yield slice(start, min(start + inner, part.stop)), result
+
+    def _step(self, cells: int) -> int:
+        """The largest power of two of records that have no more phi values than ``cells``."""
+        records = max(1, cells // max(1, self.models * self.queries))
+        return 1 << (records.bit_length() - 1)
 
     def values(self) -> np.ndarray:
         """All of phi at once, float64 [models, records, queries]; for the population, which is small."""
@@ -105,6 +129,13 @@ class Shadows:
                 f'{self.models} rows that do not; use leave_out="one" for models drawn otherwise'
             )
         return np.arange(self.models).reshape(-1, 2)
+
+
+def _work_on(work: Callable[..., T], step: int, phi: Any, membership: np.ndarray, *columns: np.ndarray) -> list[T]:
+    """``work`` on a part of the records, ``step`` of them at a time."""
+    values = _finite(_three_axes(phi), "phi")
+    blocks = [slice(start, start + step) for start in range(0, values.shape[1], step)]
+    return [work(values[:, b], membership[:, b], *(column[b] for column in columns)) for b in blocks]
 
 
 def reduce_all(combine: np.ufunc, values: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

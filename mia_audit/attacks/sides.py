@@ -7,7 +7,7 @@ cost O(models x records x queries).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -50,15 +50,12 @@ class Totals:
         self.mean, self.total, self.square = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self.middle = np.full((3, *shape), np.nan) if median else None
 
-    def read(self, block: slice, values: np.ndarray, membership: np.ndarray) -> None:
-        """Take in all models' values [M, B, Q] of a block of records."""
-        mask = membership if self.inside else ~membership
-        count, mean, residual = _residuals(values, mask)
-        self.count[block], self.mean[block] = count, mean
-        self.total[block] = residual.sum(axis=0)
-        self.square[block] = np.einsum("mbq,mbq->bq", residual, residual)
+    def put(self, block: slice, found: _Sums) -> None:
+        """Take in what was found of a block of records."""
+        self.count[block], self.mean[block] = found.count, found.mean
+        self.total[block], self.square[block] = found.total, found.square
         if self.middle is not None:
-            self.middle[:, block] = _middle(values, mask, count)
+            self.middle[:, block] = found.middle
 
     def finish(self) -> None:
         """After the last block: keep a count that all records share as one number."""
@@ -105,13 +102,37 @@ class Totals:
 
 def totals(shadows: Shadows, *, inside: bool, median: bool) -> tuple[Totals, ...]:
     """(in, out) sums, or (out,) where ``inside`` is False; one pass over phi. NaN or infinite phi raises ValueError."""
-    parts = tuple(Totals(shadows, side, median) for side in ((True, False) if inside else (False,)))
-    for block, values, membership in shadows.blocks():
-        for part in parts:
-            part.read(block, values, membership)
+    sides = (True, False) if inside else (False,)
+    parts = tuple(Totals(shadows, side, median) for side in sides)
+    for block, found in shadows.map_blocks(partial(_sums, sides=sides, median=median)):
+        for part, sums in zip(parts, found, strict=True):
+            part.put(block, sums)
     for part in parts:
         part.finish()
     return parts
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """One side of a block: count [B, 1]; mean, total, square [B, Q]; middle [3, B, Q] where medians are wanted."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    total: np.ndarray
+    square: np.ndarray
+    middle: np.ndarray | None
+
+
+def _sums(values: np.ndarray, membership: np.ndarray, *, sides: tuple[bool, ...], median: bool) -> list[_Sums]:
+    """Of all models' values [M, B, Q] of a block of records, on each side."""
+    found = []
+    for inside in sides:
+        mask = membership if inside else ~membership
+        count, mean, residual = _residuals(values, mask)
+        square = np.einsum("mbq,mbq->bq", residual, residual)
+        middle = _middle(values, mask, count) if median else None
+        found.append(_Sums(count, mean, residual.sum(axis=0), square, middle))
+    return found
 
 
 def _residuals(values: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mia_audit.attacks import ATTACKS, NEEDS_POPULATION, pool_scores, target_scores
 from mia_audit.audit.target import Target
-from mia_audit.evidence import ArmEvidence
+from mia_audit.evidence import ArmEvidence, required_models
 from mia_audit.metrics.jackknife import METRICS, Jackknife, jackknife_pool
 from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.store.pool import Pool
 
 HEADLINE = "lira-online"
 """Fixed beforehand, never the best row picked after the fact."""
@@ -76,6 +78,36 @@ def scores_of_pool(attack: str, evidence: ArmEvidence) -> np.ndarray:
     """Scores [M, N] of one attack with every model of the arm in turn the target, its pair left out."""
     population = evidence.population_phi if attack in NEEDS_POPULATION else None
     return pool_scores(attack, evidence.phi, evidence.membership, population_phi=population)
+
+
+def scores_from_disk(
+    attack: str, target_phi: Any, pool: Pool, arm: str, *, population_target_phi: Any = None
+) -> np.ndarray:
+    """Scores [N] of one attack on a target by all usable models of an arm, for pools beyond memory.
+
+    What an audit computes, while phi is read in blocks of records. Held are membership (a byte a model and record) and
+    some numbers a record. Blocks are independent: ``joblib.parallel_config`` runs them in processes or, with
+    ``backend="dask"``, on workers that see the pool's folder, with the same scores to the bit.
+
+    Args:
+        attack: one of :data:`mia_audit.attacks.ATTACKS`.
+        target_phi: [N] or [N, Q], of the pool's records in their order.
+        population_target_phi: [P] or [P, Q], needed by :data:`mia_audit.attacks.NEEDS_POPULATION` alone.
+
+    Raises:
+        UserError: the pool has no such arm or too few usable models, or a file is damaged.
+        ValueError: as :func:`mia_audit.attacks.target_scores`.
+    """
+    usable, _ = required_models(pool, arm)
+    population = pool.phi(arm, usable, population=True) if attack in NEEDS_POPULATION else None
+    return target_scores(
+        attack,
+        target_phi,
+        pool.phi(arm, usable),
+        pool.membership if len(usable) == pool.spec.n else pool.membership[usable],
+        population_target_phi=population_target_phi,
+        population_shadow_phi=population,
+    )
 
 
 def check_choice(kind: str, value: str, known: Sequence[str]) -> None:

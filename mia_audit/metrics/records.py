@@ -27,13 +27,17 @@ def vulnerability(phi: Any, membership: np.ndarray) -> np.ndarray:
     """
     shadows = Shadows(phi, membership)
     found = np.empty(shadows.records)
-    for block, values, inside in shadows.blocks():
-        ranks = midranks(values.mean(axis=2))
-        n_in = inside.sum(axis=0)
-        pairs = n_in * (len(inside) - n_in)
-        wins = (ranks * inside).sum(axis=0) - n_in * (n_in + 1) / 2
-        found[block] = np.where(pairs > 0, wins / np.maximum(pairs, 1), np.nan)
+    for block, auc in shadows.map_blocks(_auc):
+        found[block] = auc
     return found
+
+
+def _auc(values: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    ranks = midranks(values.mean(axis=2))
+    n_in = inside.sum(axis=0)
+    pairs = n_in * (len(inside) - n_in)
+    wins = (ranks * inside).sum(axis=0) - n_in * (n_in + 1) / 2
+    return np.where(pairs > 0, wins / np.maximum(pairs, 1), np.nan)
 
 
 def memorization(correct: Any, membership: np.ndarray) -> np.ndarray:
