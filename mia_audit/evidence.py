@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from mia_audit.results import SUBSET_ROWS
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
+from shadow_pool.signals import Signals
 from shadow_pool.store.entry import EntryInfo
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.requery import batch_mode_signals
@@ -111,22 +113,35 @@ def load_evidence(pool: Pool, arm: str, *, query_mode: str = "eval", data: PoolD
     if query_mode == "batch":
         if data is None:
             raise ValueError("query mode batch must have data, got None")
-        both = [batch_mode_signals(pool, data, arm, index) for index in usable]
+        both = (batch_mode_signals(pool, data, arm, index) for index in usable)
     else:
-        both = [(pool.signals(arm, i), pool.signals(arm, i, population=True)) for i in usable]
+        both = ((pool.signals(arm, i), pool.signals(arm, i, population=True)) for i in usable)
+    records, population = _stacked(both, len(usable))
     good = pool.scan(arm)[0]
     return ArmEvidence(
         arm=arm,
         indices=np.array(usable),
         membership=pool.membership[usable],
-        phi=np.stack([records.phi for records, _ in both]),
-        population_phi=np.stack([population.phi for _, population in both]),
-        predicted=np.stack([records.predicted for records, _ in both]),
-        predicted_probability=np.stack([records.predicted_probability for records, _ in both]),
-        energy=np.stack([records.energy for records, _ in both]),
+        phi=records.phi,
+        population_phi=population.phi,
+        predicted=records.predicted,
+        predicted_probability=records.predicted_probability,
+        energy=records.energy,
         infos=tuple(good[index] for index in usable),
         notes=notes,
     )
+
+
+def _stacked(both: Iterable[tuple[Signals, Signals]], models: int) -> tuple[Signals, Signals]:
+    """Signals of one model after another, on records and population, as arrays with an axis of models before."""
+    whole: list[np.ndarray] = []
+    for model, parts in enumerate(both):
+        arrays = [getattr(part, f.name) for part in parts for f in fields(Signals)]
+        whole = whole or [np.empty((models, *array.shape), array.dtype) for array in arrays]
+        for stack, array in zip(whole, arrays, strict=True):
+            stack[model] = array
+    middle = len(whole) // 2
+    return Signals(*whole[:middle]), Signals(*whole[middle:])
 
 
 def arm_trains(pool: Pool, arm: str) -> bool:
