@@ -83,6 +83,23 @@ def test_the_verdict_carries_the_headline_and_its_interval(page: Page, target: A
     assert f"95 % interval {100 * low:.1f} % to {100 * high:.1f} %" in text
 
 
+def test_percents_and_intervals_stay_on_one_line(page: Page) -> None:
+    prose = re.sub(r"<(svg|style|script)\b.*?</\1>|<[^>]*>", "", page.source, flags=re.DOTALL)
+    assert re.search(r"\d\u00a0%", prose)
+    assert re.search(r"\[\d\.\d+,\u00a0\d\.\d+\]", prose)
+    assert re.search(r"\[[+−]\d\.\d+,\u00a0[+−]\d\.\d+\]", prose)
+    assert not re.search(r"\d %|\[[+−]?[\d.]+, ", prose)
+
+
+def test_other_attacks_are_headed_by_attack_with_arm_and_subset_below(records: Records, target: AuditResult) -> None:
+    rows = tables.other_attacks(target)
+    assert rows is not None
+    assert [(row.head, row.remark) for row in rows.rows][:2] == [("loss", "all"), ("loss", "clean")]
+    rows = tables.other_attacks(examples.pool_audit(records))
+    assert rows is not None
+    assert (rows.rows[0].head, rows.rows[0].remark) == ("lira-online", "none, all")
+
+
 def test_the_policy_allows_only_the_scripts_hash_and_data_pictures(page: Page) -> None:
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     scripts = re.findall(r"<script>(.*?)</script>", page.source, flags=re.DOTALL)
@@ -360,7 +377,9 @@ def test_a_study_writes_its_three_files(tmp_path: Path) -> None:
 
 def test_a_studys_verdicts_are_counted_and_its_summary_read_in_parts() -> None:
     study = examples.study()
-    assert words.tally(study.rows) == "Of 3 verdicts 1 hold, 1 do not, 1 are not resolved."
+    assert words.tally(study.rows) == "1 of 3 verdicts holds, 1 does not, 1 is not resolved."
+    assert words.tally(study.rows[:1] * 8) == "8 of 8 verdicts hold."
+    assert words.tally(study.rows[1:3] * 2) == "0 of 4 verdicts hold, 2 do not, 2 are not resolved."
     assert words.tally(study.rows[3:]).startswith("Nothing was judged")
     summary = "Holds: a leaks (all); b leaks. Not resolved: c at 0.5 leaks. Recommended: none."
     assert words.findings(summary) == [

@@ -88,6 +88,10 @@ def test_the_summary_names_each_claim_once_with_its_places():
         summarize([rows[0], other]) == "Holds: more leaks (batch, ood at 3). Not resolved: more leaks (none, ood at 3)."
     )
     assert summarize(rows[3:]) == "No claim could be judged."
+    many = [row("more leaks", "ood", epoch, "holds" if epoch < 6 else "not resolved") for epoch in range(10)]
+    assert summarize(many) == (
+        "Holds: more leaks (6 of 10). Not resolved: more leaks (ood at 6; ood at 7; ood at 8; ood at 9)."
+    )
 
 
 def test_rank_correlation_is_spearman_with_an_interval_that_covers():

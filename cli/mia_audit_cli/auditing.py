@@ -46,16 +46,16 @@ def inspect(
     shapes = [[row.layer, row.kind, " x ".join(map(str, row.shape)), f"{row.parameters:,}"] for row in found.layers]
     console.print(table("Layers", ["layer", "kind", "weight", "parameters"], shapes))
     ratios = [
-        [row.layer, row.kind, str(row.channels)]
+        [row.layer, str(row.channels)]
         + [f"{value:.2f}" for value in (row.ratio_median, row.ratio_max, row.amplification_median)]
         + [f"{row.fraction_above_one:.0%}"]
         for row in found.batchnorm
     ]
     if ratios:
-        columns = ["layer", "kind", "channels", "median", "max", "median squared", "above 1"]
+        columns = ["layer", "channels", "median", "max", "median squared", "above 1"]
         console.print(table("gamma/sigma", columns, ratios))
     warn(found.notes)
-    print(found.summary)
+    console.print(found.summary, markup=False)
 
 
 def compare(

@@ -43,7 +43,10 @@ def warn(texts: Iterable[str], *, quiet: bool = False) -> None:
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A plain table, its title (where not empty) after a free line; the first column is text, the others numbers."""
+    """A plain table, its title (where not empty) after a free line.
+
+    The first column is text, which may wrap; the others are numbers and short words, aligned right.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -51,7 +54,7 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> 
     heading = f"\n{title}" if title else None
     result = Table(title=heading, box=box.SIMPLE_HEAD, title_justify="left", show_edge=False, padding=(0, 1, 0, 0))
     for position, column in enumerate(columns):
-        result.add_column(column, justify="right" if position else "left", no_wrap=position == 0)
+        result.add_column(column, justify="right" if position else "left", no_wrap=position > 0, overflow="fold")
     for row in rows:
         result.add_row(*(escape(printable(cell)) for cell in row))
     return result

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mia_audit_cli import options as o
-from mia_audit_cli.console import TrainingProgress, note, stdout, table, warn
+from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, warn
 from mia_audit_cli.exits import guarded
+
+if TYPE_CHECKING:
+    from mia_audit.studies.result import StudyResult, StudyRow
+
+PLACES = ("arm", "subset", "metric", "at")
+MOST_ROWS = 8
+"""A claim judged more often than this is told by its tally; the report has the numbers."""
 
 
 def register(app: typer.Typer) -> None:
@@ -58,18 +65,50 @@ def study(
         trust=trust,
         on_progress=TrainingProgress(quiet=quiet),
     )
-    result = STUDIES[name](setup)
+    with step(f"study {name}: training what its pool in {out} lacks, then judging", quiet=quiet):
+        result = STUDIES[name](setup)
     result.write(out)
     write_study_report(result, out)
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return
     warn(result.warnings, quiet=quiet)
-    judged = [
-        [row.claim, row.subset, row.metric, "-" if row.value is None else f"{row.value:.3g}", row.verdict or ""]
-        for row in result.rows
-        if row.verdict
-    ]
-    stdout().print(table(f"Study {name}", ["claim", "subset", "metric", "value", "verdict"], judged))
-    print(result.summary)
+    _show(result)
     note(f"wrote {out / 'study.json'}, {out / 'study.parquet'} and {out / 'report.html'}", quiet=quiet)
+    note(f"next: open {out / 'report.html'} in a browser", quiet=quiet)
+
+
+def _show(result: StudyResult) -> None:
+    """A table for each claim, the count of verdicts, and what the study recommends."""
+    from mia_audit.report.words import by_claim, findings, tally
+    from mia_audit.studies.judge import OPENINGS
+
+    console = stdout()
+    for claim, rows in by_claim(row for row in result.rows if row.verdict).items():
+        varied = [name for name in PLACES if len({getattr(row, name) for row in rows}) > 1] or ["subset"]
+        fixed = _where(rows[0], [name for name in PLACES if name not in varied])
+        console.print(f"\n{claim} ({fixed})", markup=False)
+        if len(rows) > MOST_ROWS:
+            console.print(tally(rows))
+            continue
+        cells = [[_where(row, varied), _value(row), row.verdict or ""] for row in rows]
+        console.print(table("", [", ".join(varied), "value, 95 %", "verdict"], cells))
+    print(f"\n{tally(result.rows)}")
+    for name, text in findings(result.summary):
+        if name not in OPENINGS.values():
+            console.print(f"{name}: {text}" if name else text, markup=False)
+
+
+def _where(row: StudyRow, names: list[str]) -> str:
+    """Those of a row's places, by name, that it has: ``mislabeled, at 10``."""
+    parts = {name: getattr(row, name) for name in names}
+    return ", ".join(f"at {_short(part)}" if name == "at" else part for name, part in parts.items() if part is not None)
+
+
+def _short(at: float | str) -> str:
+    return at if isinstance(at, str) else f"{at:g}"
+
+
+def _value(row: StudyRow) -> str:
+    text = "-" if row.value is None else f"{row.value:.3g}"
+    return text if row.ci is None else f"{text} [{row.ci[0]:.3g}, {row.ci[1]:.3g}]"

@@ -166,7 +166,7 @@ def plot_scores(axes: Axes, member: np.ndarray, score: np.ndarray, *, name: str)
             axes.stairs(share, bins, label=label, color=colour, fill=fill, alpha=0.55 if fill else 1, linewidth=1.8)
     axes.set(xlabel=f"score ({name}); higher is more likely a member", ylabel="share", xlim=(low, high))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: small(value) if value else "0"))
-    axes.legend(loc="upper right", frameon=False, fontsize=9)
+    axes.legend(loc="best", frameon=False, fontsize=9)
 
 
 def plot_ratios(axes: Axes, result: AuditResult) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from mia_audit.results import SUBSET_ROWS, AuditResult, EffectRow
 from shadow_pool.data.records import Records
 
 if TYPE_CHECKING:
-    from mia_audit.studies.result import StudyResult, StudyRow
+    from mia_audit.studies.result import StudyResult
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -98,18 +98,10 @@ def write_study_report(study: StudyResult, folder: Path) -> Path:
         study=study,
         pictures=pictures,
         settings=methods.settings(study.settings),
-        claims=_by_claim(study.rows),
-        judged=_by_claim([row for row in study.rows if row.verdict is not None]),
+        claims=words.by_claim(study.rows),
+        judged=words.by_claim(row for row in study.rows if row.verdict is not None),
     )
     return _write(page, folder)
-
-
-def _by_claim(rows: Sequence[StudyRow]) -> dict[str, list[StudyRow]]:
-    """Rows of one claim together, claims in the order in which they first come."""
-    claims: dict[str, list[StudyRow]] = {}
-    for row in rows:
-        claims.setdefault(row.claim, []).append(row)
-    return claims
 
 
 def facts(result: AuditResult) -> list[Fact]:
@@ -189,9 +181,9 @@ def _effect_pictures(result: AuditResult) -> Iterator[Picture]:
     if rows:
         figure, axes = figures.canvas(4.9, 1.0 + 0.27 * len(rows))
         figures.plot_effect(axes, rows)
-        caption = (
-            "Right of zero, BatchNorm adds leakage. Circles: equal epochs; squares: equal fit; bars: 95 % intervals."
-        )
+        marks = {"epochs": "circles: equal epochs", "fit": "squares: equal fit"}
+        drawn = [text for matched, text in marks.items() if any(row.matched == matched for row in rows)]
+        caption = f"Right of zero, BatchNorm adds leakage. Bars: 95 % intervals; {'; '.join(drawn)}."
         yield _picture("effect", "What BatchNorm adds to the AUC", caption, figure)
 
 
@@ -211,7 +203,7 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.finalize = _keep_percent
+    environment.finalize = _unbroken
     environment.filters["shown"] = words.shown
     environment.globals["words"] = words
     script = (_FOLDER / "gallery.js").read_text(encoding="utf-8")
@@ -224,9 +216,9 @@ def _render(template: str, **values: Any) -> str:
     )
 
 
-def _keep_percent(value: Any) -> Any:
-    """Keep a number and its percent sign on one line; markup stays as it is."""
-    return re.sub(r"(?<=\d) %", "\u00a0%", value) if type(value) is str else value
+def _unbroken(value: Any) -> Any:
+    """Keep a number and its percent sign, and an interval, on one line; markup stays as it is."""
+    return re.sub(r"(?<=\d) (?=%)|(?<=\d,) (?=[+−]?[\d.]+\])", "\u00a0", value) if type(value) is str else value
 
 
 def _write(page: str, folder: Path) -> Path:

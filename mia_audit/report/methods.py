@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mia_audit.attacks.registry import SPREAD
-from mia_audit.report.words import headline_rows, number, percent, shown
+from mia_audit.report.words import headline_rows, percent, shown
 from mia_audit.results import AuditResult
 
 _SHADOW = "models of the same recipe trained with the record and without it"
@@ -201,10 +201,11 @@ def _target_terms(result: AuditResult) -> Iterator[Term]:
     yield "sha256 of the target", target.sha256
     norms = ", ".join(f"{count} {shown(kind, 40)}" for kind, count in target.norm_layers.items()) or "none"
     yield "Architecture", f"{shown(target.arch, 120)}, {target.parameters:,} parameters; normalization layers: {norms}."
+    below = target.shadow_accuracy_percentile
+    rank = "" if below is None else f"; {percent(below, 0)} of the shadow models are less accurate on non-members"
     yield (
         "Accuracy",
-        f"{percent(target.member_accuracy)} on members, {percent(target.nonmember_accuracy)} on non-members; share of "
-        f"shadow models below the latter: {number(target.shadow_accuracy_percentile, 2)}.",
+        f"{percent(target.member_accuracy)} on members, {percent(target.nonmember_accuracy)} on non-members{rank}.",
     )
 
 

@@ -59,8 +59,9 @@ class Table:
         return any(not cell.resolved for row in self.rows for cell in row.cells)
 
 
-def leakage(rows: list[AttackRow], caption: str, corner: str = "subset") -> Table:
-    """AUC and TPR with intervals, one line per attack row."""
+def leakage(rows: list[AttackRow], caption: str, *, by_attack: bool = False) -> Table:
+    """AUC and TPR with intervals, one line per attack row, headed by subset or ``by_attack``."""
+    several_arms = len({row.arm for row in rows}) > 1
     epsilon = any(row.epsilon_lower is not None for row in rows)
     columns = ("AUC", *(f"TPR at {100 * fpr:g} % FPR" for fpr in SHOWN_FPRS), "balanced accuracy")
     columns += (("epsilon, at least",) if epsilon else ()) + ("members", "non-members")
@@ -70,13 +71,11 @@ def leakage(rows: list[AttackRow], caption: str, corner: str = "subset") -> Tabl
         cells += [_tpr(point_at(row.tpr_at_fpr, fpr)) for fpr in SHOWN_FPRS]
         cells += [Cell(number(row.balanced_accuracy))] + ([Cell(number(row.epsilon_lower, 2))] if epsilon else [])
         cells += [Cell(f"{row.members:,}"), Cell(f"{row.nonmembers:,}")]
-        head, remark = (row.subset, _subset_remark(row.subset)) if corner == "subset" else (_attack_head(row), row.arm)
+        head, remark = row.subset, _subset_remark(row.subset)
+        if by_attack:
+            head, remark = row.attack, f"{row.arm}, {row.subset}" if several_arms else row.subset
         lines.append(Row(head, tuple(cells), remark))
-    return Table(caption, corner, columns, tuple(lines))
-
-
-def _attack_head(row: AttackRow) -> str:
-    return f"{row.attack}, {row.subset}"
+    return Table(caption, "attack" if by_attack else "subset", columns, tuple(lines))
 
 
 def _subset_remark(subset: str) -> str:
@@ -96,7 +95,7 @@ def _percent_interval(ci: Interval | None) -> str:
 def other_attacks(result: AuditResult) -> Table | None:
     """Every attack row that is not the headline's, None where there is none."""
     rows = [row for row in result.attacks if (row.attack, row.arm) != headline_attack(result)]
-    return leakage(rows, "Every other attack and arm, by subset.", "attack, subset") if rows else None
+    return leakage(rows, "Every other attack and arm, by subset.", by_attack=True) if rows else None
 
 
 def effects(result: AuditResult) -> list[Table]:
@@ -205,7 +204,9 @@ def calibration(result: AuditResult) -> tuple[Table | None, str]:
     if not rows:
         return None, ""
     columns = ("non-members", *(f"at or below {fpr_words(limit)}" for limit in SHOWN_FPRS))
-    caption = "The share of known non-members whose false-positive rate is at or below 10, 1 and 0.1 %."
+    caption = (
+        "Of the known non-members, the share whose false-positive rate is at or below a limit: it should equal it."
+    )
     table = Table(caption, "subset", columns, tuple(rows))
     if not off:
         return (

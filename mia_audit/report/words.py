@@ -97,14 +97,32 @@ def findings(summary: str) -> list[tuple[str, str]]:
     return [(match[1], match[2]) if match else ("", part) for match, part in zip(opened, parts, strict=True)]
 
 
+def measure(value: float | None) -> str:
+    """A study's number of any size: ``0.446``, ``2.4e-15``."""
+    if value is None or not 0 < abs(value) < 0.001:
+        return number(value)
+    return f"{value:.1e}".replace("-", "−")
+
+
+def by_claim(rows: Iterable[StudyRow]) -> dict[str, list[StudyRow]]:
+    """Rows of one claim together, claims in the order in which they first come."""
+    claims: dict[str, list[StudyRow]] = {}
+    for row in rows:
+        claims.setdefault(row.claim, []).append(row)
+    return claims
+
+
 def tally(rows: Sequence[StudyRow]) -> str:
-    """How many of a study's verdicts came out which way, as one sentence."""
+    """How many of a study's verdicts came out which way: ``21 of 73 verdicts hold, 34 do not, 18 are not resolved.``"""
     verdicts = [row.verdict for row in rows if row.verdict is not None]
     if not verdicts:
         return "Nothing was judged: no row of this study carries a verdict."
     held, failed = verdicts.count("holds"), verdicts.count("does not hold")
-    parts = [f"{held} hold", f"{failed} do not", f"{len(verdicts) - held - failed} are not resolved"]
-    return f"Of {len(verdicts)} verdicts {', '.join(parts)}."
+    rest = len(verdicts) - held - failed
+    parts = [f"{held} of {len(verdicts)} verdicts hold{'s' if held == 1 else ''}"]
+    parts += [f"{failed} do{'es' if failed == 1 else ''} not"] * bool(failed)
+    parts += [f"{rest} {'is' if rest == 1 else 'are'} not resolved"] * bool(rest)
+    return f"{', '.join(parts)}."
 
 
 def arm_words(arm: str) -> str:

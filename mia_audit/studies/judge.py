@@ -16,10 +16,13 @@ from mia_audit.results import Interval
 from mia_audit.studies.result import VERDICTS, StudyRow
 
 HOLDS, DOES_NOT_HOLD, NOT_RESOLVED = VERDICTS
-
+OPENINGS = {HOLDS: "Holds", DOES_NOT_HOLD: "Does not hold", NOT_RESOLVED: "Not resolved"}
+"""What a summary says before the claims of each verdict."""
 
 SHARE = (0.0, 1.0)
 """What an accuracy or a share can be."""
+NAMED_PLACES = 4
+"""A claim judged alike in more places than this is summarized by their number."""
 
 
 def pair_mean(values: np.ndarray, *, within: Interval = (-math.inf, math.inf)) -> tuple[float, Interval | None]:
@@ -67,18 +70,24 @@ def verdict_within(ci: Interval | None, low: float, high: float) -> str:
 
 
 def summarize(rows: Sequence[StudyRow]) -> str:
-    """The verdicts in one sentence: which claims hold, which do not, which are not resolved."""
+    """The verdicts in one sentence: which claims hold, which do not, which are not resolved, and where."""
+    claims: dict[str, list[StudyRow]] = {}
+    for row in rows:
+        if row.verdict is not None:
+            claims.setdefault(row.claim, []).append(row)
     parts = []
-    for verdict, words in ((HOLDS, "Holds"), (DOES_NOT_HOLD, "Does not hold"), (NOT_RESOLVED, "Not resolved")):
-        by_claim: dict[str, list[str]] = {}
-        for row in rows:
-            if row.verdict == verdict:
-                arms = {other.arm for other in rows if other.claim == row.claim}
-                by_claim.setdefault(row.claim, []).append(_where(row, arm=len(arms) > 1))
-        if by_claim:
-            listed = "; ".join(f"{claim} ({'; '.join(dict.fromkeys(places))})" for claim, places in by_claim.items())
-            parts.append(f"{words}: {listed}.")
+    for verdict, words in OPENINGS.items():
+        found = [f"{claim} ({where})" for claim, judged in claims.items() if (where := _places(judged, verdict))]
+        if found:
+            parts.append(f"{words}: {'; '.join(found)}.")
     return " ".join(parts) or "No claim could be judged."
+
+
+def _places(judged: Sequence[StudyRow], verdict: str) -> str:
+    """Where one claim was judged so: the places, or how many of all; empty where it was not."""
+    arms = {row.arm for row in judged}
+    alike = [_where(row, arm=len(arms) > 1) for row in judged if row.verdict == verdict]
+    return f"{len(alike)} of {len(judged)}" if len(alike) > NAMED_PLACES else "; ".join(dict.fromkeys(alike))
 
 
 def _where(row: StudyRow, *, arm: bool) -> str:

@@ -23,6 +23,7 @@ from mia_audit.studies.networks import network_figures, network_rows
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudySetup, evaluation_epochs, finish, study_pool
 from shadow_pool import seeds
+from shadow_pool.train.unit import one_thread
 
 DEFAULTS = {"n": 8, "arms": ["batch"], "data": {"mislabeled": 0.05, "ood": 0.05}, "recipe": {"epochs": 30}}
 EXACT = 1e-9
@@ -58,10 +59,11 @@ def theory(setup: StudySetup) -> StudyResult:
     values["recipe"] |= {"evaluate_epochs": evaluation_epochs(values["recipe"]["epochs"])}
     trained = study_pool(setup, values)
     seed = trained.pool.spec.seed
-    rows = _closed_form_rows(seed) + _live_rows(seed) + [_decay_row(seed)] + _course_rows(seed)
+    with one_thread():
+        rows = _closed_form_rows(seed) + _live_rows(seed) + [_decay_row(seed)] + _course_rows(seed)
+        figures = [_prediction_figure(seed), *(_live_figure(rows, model) for model in MODELS)]
+        figures += [_course_figure(seed, what) for what in ("ratio", "margin", "loss")]
     rows += network_rows(trained)
-    figures = [_prediction_figure(seed), *(_live_figure(rows, model) for model in MODELS)]
-    figures += [_course_figure(seed, what) for what in ("ratio", "margin", "loss")]
     figures += network_figures(trained)
     settings = {
         "one channel": {"live draws": LIVE_DRAWS, "course draws": COURSE_DRAWS, "course batch": COURSE_BATCH, **COURSE}
