@@ -2,9 +2,7 @@
 
 ``plain`` takes every model in turn as target, drops its pair, and goes record by record (normal, per-record
 spread; measured on a few targets and scaled to all). ``per target`` is the usual vectorized script: every target
-anew, with NumPy over its records. All on one thread, in CPU seconds.
-
-The memory row scores one target by 1,000,000 records x 256 models whose phi lies on disk (2 GB), read in blocks.
+anew, with NumPy over its records. All on one thread, in CPU seconds. Pools beyond memory: benchmarks/blocks.py.
 
 Measured 2026-11-30 on 2 cores of a virtual x86-64 machine that others used too (hence CPU seconds), one run:
 
@@ -13,33 +11,26 @@ Measured 2026-11-30 on 2 cores of a virtual x86-64 machine that others used too 
     256 models x 10,000 records     637 s              68.2 s   0.248 s     0.460 s  0.866 s  0.087 s
 
 so that moderated is 295 and 1,386 times as fast as the plain loops, 28 and 148 times as the script (which computes
-the cheaper per-record spread). 1,000,000 records x 256 models from disk: 13.3 s, peak 0.97 GB (membership is 0.26).
+the cheaper per-record spread).
 
-Run: python benchmarks/attacks.py [--memory-records 1000000]
+Run: python benchmarks/attacks.py
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from mia_audit.attacks import lira, lira_pool, pool_scores
+from mia_audit.attacks import lira_pool, pool_scores
 from mia_audit.attacks.registry import ATTACKS
 from mia_audit.attacks.spreads import SPREADS
 from shadow_pool.membership import draw_membership
-
-MODELS = 256
 
 
 def draw(models: int, records: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,57 +93,10 @@ def speed(models: int, records: int, sampled: int) -> None:
         print(f"  {name:14s} {spent:7.3f} s   {loop / spent:6.0f}x plain   {script / spent:5.0f}x per target")
 
 
-class OnDisk:
-    """phi in a .npy file, mapped for one read at a time, so that no page stays resident."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.shape = np.load(path, mmap_mode="r", allow_pickle=False).shape
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return np.array(np.load(self.path, mmap_mode="r", allow_pickle=False)[index])
-
-
-def score_from_disk(path: Path) -> None:
-    phi = OnDisk(path)
-    models, records = phi.shape
-    rng = np.random.default_rng(1)
-    half = rng.random((models // 2, records), dtype=np.float32) < 0.5
-    membership = np.stack([half, ~half], axis=1).reshape(models, records)
-    del half
-    start = time.process_time()
-    scores = lira(rng.standard_normal(records), phi, membership)
-    spent = time.process_time() - start
-    assert np.isfinite(scores).all()
-    # Linux: the peak of this process alone; getrusage's would start from that of the parent.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 1e6
-    print(f"{models} models x {records} records on disk: {spent:.1f} s, peak resident memory {peak:.2f} GB")
-
-
-def memory(records: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "phi.npy"
-        mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float64, shape=(MODELS, records))
-        for model in range(MODELS):
-            mapped[model] = np.random.default_rng(model).standard_normal(records)
-        mapped.flush()
-        del mapped
-        subprocess.run([sys.executable, __file__, "--score", str(path)], check=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--memory-records", type=int, default=1_000_000)
-    parser.add_argument("--score", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
     with threadpool_limits(1):
-        if options.score:
-            score_from_disk(options.score)
-            return
         speed(64, 3000, sampled=4)
         speed(256, 10_000, sampled=1)
-        memory(options.memory_records)
 
 
 if __name__ == "__main__":

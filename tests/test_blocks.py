@@ -139,8 +139,9 @@ def test_a_pool_scores_a_target_from_disk(tmp_path):
     pool, data = tiny_pool(tmp_path / "pool", {"arch": "mlp", "n": 6, "arms": ["batch"], "recipe": {"epochs": 3}})
     train_here(pool, data)
     target, population = pool.signals("batch", 5), pool.signals("batch", 5, population=True)
-    for attack in ATTACKS:
-        found = scores_from_disk(attack, target.phi, pool, "batch", population_target_phi=population.phi)
+    found = scores_from_disk(ATTACKS, target.phi, pool, "batch", population_target_phi=population.phi)
+    assert tuple(found) == ATTACKS
+    for attack, scores in found.items():
         expected = target_scores(
             attack,
             target.phi,
@@ -149,6 +150,6 @@ def test_a_pool_scores_a_target_from_disk(tmp_path):
             population_target_phi=population.phi,
             population_shadow_phi=np.asarray(pool.phi("batch", range(6), population=True)),
         )
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(scores, expected)
     with pytest.raises(UserError, match="has no arm none"):
-        scores_from_disk("loss", target.phi, pool, "none")
+        scores_from_disk(["loss"], target.phi, pool, "none")

@@ -109,8 +109,8 @@ def test_blocks_of_records_are_scored_by_the_workers_with_the_bits_of_one_proces
         return os.getpid()
 
     def scores() -> np.ndarray:
-        found = [scores_from_disk(attack, target, pool, "batch") for attack in ("lira-online", "reference")]
-        return np.stack([*found, vulnerability(shadows.phi, pool.membership)])
+        found = scores_from_disk(["lira-online", "reference"], target, pool, "batch")
+        return np.stack([*found.values(), vulnerability(shadows.phi, pool.membership)])
 
     alone = scores()
     with Client(two_workers.address), joblib.parallel_config(backend="dask"):

@@ -81,16 +81,17 @@ def scores_of_pool(attack: str, evidence: ArmEvidence) -> np.ndarray:
 
 
 def scores_from_disk(
-    attack: str, target_phi: Any, pool: Pool, arm: str, *, population_target_phi: Any = None
-) -> np.ndarray:
-    """Scores [N] of one attack on a target by all usable models of an arm, for pools beyond memory.
+    attacks: Iterable[str], target_phi: Any, pool: Pool, arm: str, *, population_target_phi: Any = None
+) -> dict[str, np.ndarray]:
+    """Scores [N] by attack on a target, by all usable models of an arm, for pools beyond memory.
 
     What an audit computes, while phi is read in blocks of records. Held are membership (a byte a model and record) and
     some numbers a record. Blocks are independent: ``joblib.parallel_config`` runs them in processes or, with
-    ``backend="dask"``, on workers that see the pool's folder, with the same scores to the bit.
+    ``backend="dask"``, on workers that see the pool's folder, with the same scores to the bit. Costs one reading and
+    hashing of the models' files, and one of phi an attack.
 
     Args:
-        attack: one of :data:`mia_audit.attacks.ATTACKS`.
+        attacks: of :data:`mia_audit.attacks.ATTACKS`.
         target_phi: [N] or [N, Q], of the pool's records in their order.
         population_target_phi: [P] or [P, Q], needed by :data:`mia_audit.attacks.NEEDS_POPULATION` alone.
 
@@ -99,15 +100,10 @@ def scores_from_disk(
         ValueError: as :func:`mia_audit.attacks.target_scores`.
     """
     usable, _ = required_models(pool, arm)
-    population = pool.phi(arm, usable, population=True) if attack in NEEDS_POPULATION else None
-    return target_scores(
-        attack,
-        target_phi,
-        pool.phi(arm, usable),
-        pool.membership if len(usable) == pool.spec.n else pool.membership[usable],
-        population_target_phi=population_target_phi,
-        population_shadow_phi=population,
-    )
+    membership = pool.membership if len(usable) == pool.spec.n else pool.membership[usable]
+    phi, population_phi = (pool.phi(arm, usable, population=population) for population in (False, True))
+    ask = {"population_target_phi": population_target_phi, "population_shadow_phi": population_phi}
+    return {name: target_scores(name, target_phi, phi, membership, **ask) for name in attacks}
 
 
 def check_choice(kind: str, value: str, known: Sequence[str]) -> None:

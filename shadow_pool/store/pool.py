@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +163,10 @@ class Pool:
         The bytes of every file are checked once, here, which costs a read of them.
         """
         name = _signals_file(population)
-        return stored_phi(check_file(self.entry(arm, i), self.info(arm, i), name) for i in map(int, indices))
+        with ThreadPoolExecutor() as threads:
+            return stored_phi(
+                threads.map(lambda i: check_file(self.entry(arm, int(i)), self.info(arm, int(i)), name), indices)
+            )
 
     def history(self, arm: str, index: int) -> pd.DataFrame:
         """history.parquet of one model: epoch, metric, subset, member, layer, value."""
