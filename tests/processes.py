@@ -63,6 +63,8 @@ class Child:
 def _run(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     pipe.send("started")
     pipe.send(function(*arguments))
+    # At once: a child of a fork server runs no exit handlers, and would wait for idle workers that nobody ends.
+    os._exit(0)
 
 
 def train_all(folder: Path) -> list[tuple[str, int, str]]:

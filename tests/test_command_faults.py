@@ -1,0 +1,190 @@
+"""Faults on purpose at the command line, with real commands: signals, full and read-only disks, workers that die."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pools import tiny_pool, train_here
+from processes import Child, alive, wait_until, workers_of
+
+from mia_audit_cli.main import app
+from shadow_pool.prepare import pool_data
+from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.store.repair import verify_pool
+
+MAIN = "import sys; from mia_audit_cli.main import main; sys.argv[0] = 'mia-audit'; print(flush=True); main()"
+
+
+def start(*arguments: object, before: Callable[[], object] | None = None) -> subprocess.Popen[str]:
+    """``mia-audit ...`` in a session of its own, as in a terminal; ``before`` is called in the new process.
+
+    An empty line comes before all that it prints.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=before,
+    )
+
+
+def finish(command: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Exit status, and the lines on standard error."""
+    _, errors = command.communicate(timeout=300)
+    assert "Traceback" not in errors
+    return command.returncode, errors.strip().splitlines()
+
+
+def in_flight(pool: Pool) -> int:
+    return len(list(pool.path.glob("arms/*/.*.tmp")))
+
+
+def check_resumes(pool: Pool) -> None:
+    """What is there is sound, training goes on, and nothing is left over. (Equal bytes: test_faults.py.)"""
+    assert verify_pool(pool).sound
+    train_here(pool, pool_data(pool))
+    assert verify_pool(pool, repair=True).sound
+    assert not list(pool.path.rglob("*.tmp"))
+    assert pool.missing("batch") == []
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "Ctrl-C twice", "SIGTERM"])
+def test_an_interrupt_ends_in_one_line_without_workers_and_a_rerun_goes_on(tmp_path: Path, how: str) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"arms": ["batch"], "recipe": {"epochs": 120}})
+    command = start("train-shadows", "--pool", pool.path, "--workers", 2, "--quiet")
+    assert wait_until(lambda: in_flight(pool) == 2 or command.poll() is not None)
+    workers = workers_of(command.pid)
+    assert len(workers) == 2
+    if how == "SIGTERM":
+        command.terminate()
+    else:
+        os.killpg(command.pid, signal.SIGINT)
+        if how == "Ctrl-C twice":
+            time.sleep(0.05)
+            if command.poll() is None:
+                os.killpg(command.pid, signal.SIGINT)
+    status, lines = finish(command)
+    assert status == 130
+    assert lines == ["interrupted: what was finished is kept; run the same command again to go on"]
+    assert wait_until(lambda: not any(map(alive, workers)), timeout=20)
+    check_resumes(pool)
+
+
+def test_ctrl_c_while_the_command_starts_is_no_traceback(tmp_path: Path) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"arms": ["batch"], "recipe": {"epochs": 120}})
+    for seconds in (0.05, 0.5, 1.5, 3.0):
+        command = start("train-shadows", "--pool", pool.path, "--workers", 2, "--quiet")
+        assert command.stdout is not None
+        command.stdout.readline()
+        time.sleep(seconds)
+        os.killpg(command.pid, signal.SIGINT)
+        status, _ = finish(command)
+        assert status in (130, -signal.SIGINT)
+    assert verify_pool(pool).sound
+
+
+def test_a_full_disk_is_one_line_and_training_resumes_once_there_is_space(tmp_path: Path) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"arms": ["batch"]})
+    command = start(
+        *("train-shadows", "--pool", pool.path, "--workers", 2, "--quiet"),
+        before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+    )
+    status, lines = finish(command)
+    assert status == 1
+    assert len(lines) == 1
+    assert lines[0].startswith("error: OSError: [Errno 27] File too large")
+    assert "free space" in lines[0]
+    check_resumes(pool)
+
+
+def commands_without_rights(commands: list[list[object]]) -> list[tuple[int, str]]:
+    """Exit status and standard error of each, run in this process by a user who may write nothing."""
+    # Everything imports what it needs while it still may read Python's own files, wherever those are.
+    call(["pool", "verify", commands[0][2]])
+    call(["train-shadows", "--pool", commands[0][2], "--workers", 1])
+    if os.geteuid() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+    return [call(command) for command in commands]
+
+
+def call(command: list[object]) -> tuple[int, str]:
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            app(list(map(str, command)))
+        except SystemExit as exit_:
+            return int(exit_.code or 0), errors.getvalue()
+    raise AssertionError
+
+
+def test_a_read_only_pool_is_reported_on_and_training_says_why_it_cannot() -> None:
+    base = Path(tempfile.mkdtemp())
+    try:
+        pool, data = tiny_pool(base / "pool", {"n": 6, "arms": ["batch"], "recipe": {"epochs": 8}})
+        train_here(pool, data)
+        reading: list[list[object]] = [["pool", "verify", pool.path], ["pool", "info", pool.path]]
+        writing: list[list[object]] = [
+            ["train-shadows", "--pool", pool.path, "--n", 8, "--quiet"],
+            ["train-target", "--pool", pool.path, "--out", base / "model.pt", "--quiet"],
+        ]
+        for path in [base, *base.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        found = Child(commands_without_rights, [*reading, *writing]).result()
+        assert [status for status, _ in found] == [0, 0, 1, 1]
+        for _, text in found[2:]:
+            assert text.startswith("error: PermissionError: [Errno 13] Permission denied")
+            assert text.count("\n") == 1
+            assert "mend permissions" in text
+    finally:
+        for path in [base, *base.rglob("*")]:
+            path.chmod(0o755)
+        shutil.rmtree(base)
+
+
+def test_a_report_while_training_goes_on_uses_the_finished_models_and_says_how_many(tmp_path: Path) -> None:
+    pool, data = tiny_pool(tmp_path / "pool", {"n": 6, "arms": ["batch"], "recipe": {"epochs": 12}})
+    train_here(pool, data)
+    larger, _ = tiny_pool(tmp_path / "pool", {"n": 40, "recipe": {"epochs": 12}})
+    training = start("train-shadows", "--pool", larger.path, "--workers", 1, "--quiet")
+    wait_until(lambda: in_flight(larger) > 0)
+    status, lines = finish(start("report", "--pool", larger.path, "--out", tmp_path / "audit", "--subsets", "none"))
+    assert training.poll() is None
+    assert status == 0
+    assert any("of 40 models are not trained yet" in line for line in lines), lines
+    training.kill()
+    training.communicate()
+
+
+@pytest.mark.slow
+def test_a_model_that_kills_its_worker_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import os, signal\n\n\n"
+        "def train(model, dataset, seed, device):\n"
+        "    if len(dataset) == %d and dataset[0][1] == %d:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    pool, data = tiny_pool(tmp_path / "pool", {"n": 6, "arms": ["batch"], "train": f"{own}:train"})
+    first = data.records.label[pool.membership[2]]
+    own.write_text(own.read_text() % (len(first), first[0]))
+    deadly = [i for i in range(6) if data.records.label[pool.membership[i]][0] == first[0]]
+    command = start("train-shadows", "--pool", pool.path, "--workers", 2, "--trust")
+    status, lines = finish(command)
+    assert status == 1
+    assert f"{len(deadly)} of 6 models failed" in lines[-1]
+    assert "out of memory?" in lines[-1]
+    assert open_pool(pool.path).missing("batch") == deadly
