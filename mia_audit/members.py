@@ -53,6 +53,18 @@ def read_members(path: Path, records: pd.DataFrame) -> np.ndarray:
     return member
 
 
+def population_members(path: Path, records: pd.DataFrame) -> np.ndarray:
+    """Which of the pool's held-out records trained the target, where the file (as :func:`read_members`) can say so.
+
+    Returns:
+        bool [rows of role ``population``]; all False for an .npy, which names records alone.
+    """
+    population = records.loc[records["role"] == "population", "id"].astype(str)
+    if path.suffix == ".npy":
+        return np.zeros(len(population), dtype=bool)
+    return population.isin(_listed_members(path, records["id"].astype(str))).to_numpy()
+
+
 def _from_array(path: Path, records: pd.DataFrame, is_record: np.ndarray) -> np.ndarray:
     try:
         given = np.load(path, allow_pickle=False)

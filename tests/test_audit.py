@@ -52,6 +52,21 @@ def test_the_smallest_pool_judges_a_target_and_says_what_it_cannot(tmp_path: Pat
     assert any("train-shadows --n 6" in text for text in result.warnings)
 
 
+def test_members_among_the_population_stand_outside_of_rmias(
+    pool: Pool, pool_data: PoolData, target: TrainedTarget
+) -> None:
+    listed = pd.read_parquet(target.members)
+    ids = [*listed.loc[listed["member"], "id"], *pool.population["id"][:20]]
+    members = target.model.with_name("with-population.txt")
+    members.write_text("\n".join(ids))
+    result = audit_target(target.model, pool, pool_data, members=members)
+    assert any("20 of the pool's" in text and "RMIA's population" in text for text in result.warnings)
+    usual = audit_target(target.model, pool, pool_data)
+    assert not any("RMIA's population" in text for text in usual.warnings)
+    assert not result.records["rmia"].equals(usual.records["rmia"])
+    assert result.records["lira-online"].equals(usual.records["lira-online"])
+
+
 def test_a_target_has_a_row_for_each_attack_and_subset(target_result: AuditResult) -> None:
     found = [(row.attack, row.subset) for row in target_result.attacks]
     assert found == [(attack, subset) for attack in ATTACKS for subset in ("all", "clean", "mislabeled", "ood")]

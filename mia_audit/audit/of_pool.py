@@ -37,7 +37,7 @@ def audit_pool(
     judged, notes = _judged_arms(pool, data, query_mode)
     first = "batch" if "batch" in judged else next(iter(judged))
     lead = judged[first]
-    chosen, attack_notes = choose_attacks((), lead)
+    chosen, attack_notes = choose_attacks((), lead.population_phi.shape[1])
     tags = choose_tags(subsets, pool.records, lead)
     masks = subset_masks(tags.subset)
     memo = remembering_jackknife()

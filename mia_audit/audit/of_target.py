@@ -122,7 +122,7 @@ class _Judged:
 
 
 def _judge(target: Target, evidence: ArmEvidence, pool: Pool, attacks: Sequence[str], subsets: str) -> _Judged:
-    chosen, notes = choose_attacks(attacks, evidence)
+    chosen, notes = choose_attacks(attacks, int(target.outside.sum()))
     tags = choose_tags(subsets, pool.records, evidence)
     return _Judged(
         tags=tags,

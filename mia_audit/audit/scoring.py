@@ -44,20 +44,20 @@ def remembering_jackknife() -> Measure:
     return measure
 
 
-def choose_attacks(asked: Iterable[str], evidence: ArmEvidence) -> tuple[list[str], list[str]]:
-    """The attacks to run in the order of audit.json, and why others are not."""
+def choose_attacks(asked: Iterable[str], population: int) -> tuple[list[str], list[str]]:
+    """The attacks to run in the order of audit.json with so many records in the population, and why others are not."""
     asked = list(asked)
     for name in asked:
         check_choice("attack", name, ATTACKS)
-    enough = evidence.population_phi.shape[1] >= FEWEST_POPULATION
+    enough = population >= FEWEST_POPULATION
     possible = [name for name in ATTACKS if enough or name not in NEEDS_POPULATION]
     chosen = [name for name in possible if name in asked or not asked]
     if not chosen:
         raise UserError(
             f"{', '.join(asked)} need a population of at least {FEWEST_POPULATION} held-out records, "
-            f"found {evidence.population_phi.shape[1]}; make the pool with a larger --holdout"
+            f"found {population}; make the pool with a larger --holdout"
         )
-    notes = [] if enough else [f"RMIA is left out: the population has {evidence.population_phi.shape[1]} records"]
+    notes = [] if enough else [f"RMIA is left out: the population has {population} records"]
     return chosen, notes
 
 
@@ -69,8 +69,8 @@ def scores_of_target(attack: str, target: Target, evidence: ArmEvidence) -> np.n
         target.records.phi,
         evidence.phi,
         evidence.membership,
-        population_target_phi=target.population.phi if needs else None,
-        population_shadow_phi=evidence.population_phi if needs else None,
+        population_target_phi=target.population_phi if needs else None,
+        population_shadow_phi=evidence.population_phi[:, target.outside] if needs else None,
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from mia_audit.checkpoints import Checkpoint, load_into, open_checkpoint
 from mia_audit.evidence import require_arm
-from mia_audit.members import find_sidecar, read_members
+from mia_audit.members import find_sidecar, population_members, read_members
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
@@ -26,7 +26,8 @@ from shadow_pool.train.unit import preprocess_of, starting_model
 class Target:
     """A target's model, its arm, its members where known (bool [N]) and its signals.
 
-    ``coins``: members are known to have been drawn by independent fair coins.
+    ``coins``: members are known to have been drawn by independent fair coins. ``outside``: bool [P], the population's
+    records that are not known to be members; ``population_phi``: [their number, Q].
     """
 
     path: Path
@@ -37,7 +38,8 @@ class Target:
     member: np.ndarray | None
     coins: bool
     records: Signals
-    population: Signals
+    population_phi: np.ndarray
+    outside: np.ndarray
     warnings: tuple[str, ...]
 
 
@@ -86,6 +88,9 @@ def open_target(
             f"{path} gives non-finite logits on {int(broken.sum())} of {len(broken)} records (the first has id "
             f"{data.records.id[broken][0]!r}); check the weights and --normalize"
         )
+    inside = np.zeros(len(data.population), dtype=bool)
+    if members is not None:
+        inside = population_members(members, pool.table)
     return Target(
         path=path,
         checkpoint=checkpoint,
@@ -95,9 +100,19 @@ def open_target(
         member=None if members is None else read_members(members, pool.table),
         coins=facts.get("drawn") == "coins",
         records=records,
-        population=population,
-        warnings=(*checkpoint.notes, *cautions, *notes, *_mode_warnings(model)),
+        population_phi=population.phi[~inside],
+        outside=~inside,
+        warnings=(*checkpoint.notes, *cautions, *notes, *_mode_warnings(model), *_population_warnings(inside)),
     )
+
+
+def _population_warnings(inside: np.ndarray) -> list[str]:
+    if not inside.any():
+        return []
+    return [
+        f"{int(inside.sum())} of the pool's {len(inside)} held-out records are members of the target: they are left "
+        "out of RMIA's population, and no attack judges them, since no shadow model trained on them"
+    ]
 
 
 def _members_file(given: Path | None, checkpoint: Checkpoint) -> tuple[Path | None, dict[str, str], tuple[str, ...]]:
