@@ -61,23 +61,22 @@ def layer_kinds(model: nn.Module) -> dict[str, str]:
 def pool_ratios(pool: Pool, evidence: ArmEvidence) -> list[LayerRatio]:
     """The rows of an arm, over the channels of all its models; empty where its layers are no BatchNorm.
 
-    Reads the BatchNorm tensors alone, not whole weights.
+    Reads the BatchNorm tensors alone, not whole weights. Raises :class:`UserError` where they do not fit.
     """
     # Here, since inspecting a checkpoint needs no pool and should not wait for what reads one.
     from shadow_pool.store.entry import check_file
+    from shadow_pool.store.files import readable
     from shadow_pool.train.unit import starting_model
 
     model = starting_model(pool, evidence.arm)
     kinds = layer_kinds(model)
     if not kinds:
         return []
-    prefixes = tuple(f"{name}." for name in kinds)
+    wanted = [name for name in model.state_dict() if name.startswith(tuple(f"{layer}." for layer in kinds))]
     found = []
     for info in evidence.infos:
         path = check_file(pool.entry(info.arm, info.index), info, "weights.safetensors")
-        with safe_open(path, framework="pt") as weights:
-            names = weights.keys()
-            tensors = {name: weights.get_tensor(name) for name in names if name.startswith(prefixes)}
-            model.load_state_dict(tensors, strict=False)
+        with readable(path), safe_open(path, framework="pt") as weights:
+            model.load_state_dict({name: weights.get_tensor(name) for name in wanted}, strict=False)
         found.append(ratios(model))
     return layer_ratios(found, kinds=kinds)

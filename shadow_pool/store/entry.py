@@ -211,10 +211,19 @@ def write_signals(path: Path, signals: Signals) -> None:
 
 
 def read_signals(content: bytes) -> Signals:
-    """Signals from the bytes of the file that :func:`write_signals` wrote, which were checked before."""
+    """Signals from the bytes of the file that :func:`write_signals` wrote.
+
+    Raises ValueError where it has other columns, and what pyarrow raises: for :func:`shadow_pool.store.files.readable`.
+    """
     # One thread, since starting others takes longer than half a millisecond of work.
     table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     queries = sum(name.startswith("phi_") for name in table.column_names)
+    expected = [(f"phi_{q}", pa.float64()) for q in range(queries)]
+    expected += [("predicted", pa.int64()), ("predicted_probability", pa.float32()), ("energy", pa.float32())]
+    if not queries or [(field.name, field.type) for field in table.schema] != expected:
+        raise ValueError(f"columns must be phi_0, ..., predicted, predicted_probability, energy, got {table.schema}")
+    if any(column.null_count for column in table.columns):
+        raise ValueError("no value may be missing")
     return Signals(
         phi=np.stack([table[f"phi_{q}"].to_numpy() for q in range(queries)], axis=1),
         predicted=table["predicted"].to_numpy(),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shadow_pool.errors import UserError
+from shadow_pool.errors import UserError, one_line
 
 MAX_JSON_BYTES = 1 << 26
 ADVICE = "run mia-audit pool verify --repair on the pool, then train-shadows again"
@@ -21,6 +21,20 @@ ADVICE = "run mia-audit pool verify --repair on the pool, then train-shadows aga
 def damaged(path: Path | str, what: str) -> UserError:
     """The error for a file of a pool that cannot be used as it is."""
     return UserError(f"{path} {what}; {ADVICE}")
+
+
+@contextmanager
+def readable(path: Path | str) -> Iterator[None]:
+    """What goes wrong in the block is damage of ``path``: a stranger's file may have the right hash and any content.
+
+    Raises :class:`UserError` that names the file.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise damaged(path, f"is not readable ({one_line(error)})") from None
 
 
 def file_version(path: Path | str) -> tuple[int, ...] | None:

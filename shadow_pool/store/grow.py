@@ -23,7 +23,7 @@ from shadow_pool.spec import PoolSpec, differences, from_dict, merge, to_dict
 from shadow_pool.store.entry import parquet_bytes, read_info
 from shadow_pool.store.files import file_lock, file_sha256, write_atomically
 from shadow_pool.store.manifest import Manifest, now, software_versions
-from shadow_pool.store.pool import INITIAL, Pool, open_pool, rows_sha256
+from shadow_pool.store.pool import INITIAL, TABLE, Pool, open_pool, rows_sha256
 from shadow_pool.store.trust import code_versions, vouch
 
 
@@ -190,6 +190,4 @@ def _refuse_other_models(path: Path, manifest: Manifest) -> None:
 
 def _table_bytes(data: PoolData) -> bytes:
     frame = pd.concat([data.records.to_frame("record"), data.population.to_frame("population")], ignore_index=True)
-    integers = ("label", "original_label", "source_index")
-    schema = pa.schema([(name, pa.int64() if name in integers else pa.string()) for name in frame.columns])
-    return parquet_bytes(pa.Table.from_pandas(frame, schema=schema, preserve_index=False))
+    return parquet_bytes(pa.Table.from_pandas(frame, schema=TABLE, preserve_index=False))

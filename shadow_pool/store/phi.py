@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shadow_pool.store.files import damaged, file_version
+from shadow_pool.store.files import damaged, file_version, readable
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,11 @@ def _read(path: str, records: range | np.ndarray, values: np.ndarray) -> None:
         sizes = np.diff(ends, prepend=0)[groups]
         shift = ends[groups] - np.cumsum(sizes)  # between a row's place in the file and in what is read of it
         place = records - shift[np.searchsorted(groups, of_record)]
-    try:
+    with readable(path):
         file = pq.ParquetFile(path, metadata=footer, page_checksum_verification=True)
         table = file.read_row_groups(groups.tolist(), [f"phi_{q}" for q in range(queries)], use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(path, f"is not readable ({' '.join(str(error).split())})") from None
-    for query in range(queries):
-        values[:, query] = table.column(query).to_numpy()[place]
+        for query in range(queries):
+            values[:, query] = table.column(query).to_numpy()[place]
 
 
 def _layout(path: str) -> tuple[pq.FileMetaData, np.ndarray, int]:
@@ -99,9 +96,7 @@ def _layout(path: str) -> tuple[pq.FileMetaData, np.ndarray, int]:
 
 @functools.lru_cache(maxsize=1024)
 def _layout_of(path: str, version: tuple[int, ...] | None) -> tuple[pq.FileMetaData, np.ndarray, int]:
-    try:
+    with readable(path):
         footer = pq.read_metadata(path)
-    except (OSError, pa.ArrowException) as error:
-        raise damaged(path, f"is not readable ({' '.join(str(error).split())})") from None
     ends = np.cumsum([footer.row_group(group).num_rows for group in range(footer.num_row_groups)], dtype=np.int64)
     return footer, ends, sum(name.startswith("phi_") for name in footer.schema.names)

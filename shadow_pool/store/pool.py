@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shadow_pool.data.records import PoolData
@@ -18,7 +19,7 @@ from shadow_pool.errors import UserError
 from shadow_pool.signals import Signals
 from shadow_pool.spec import PoolSpec
 from shadow_pool.store.entry import FILES, EntryInfo, check_file, entry_path, read_file, read_info, read_signals
-from shadow_pool.store.files import damaged, file_sha256, file_version
+from shadow_pool.store.files import damaged, file_sha256, file_version, readable
 from shadow_pool.store.manifest import Manifest, read_manifest
 from shadow_pool.store.phi import StoredPhi, stored_phi
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INITIAL = "init.safetensors"
+TABLE = pa.schema(
+    [("id", pa.string()), ("label", pa.int64()), ("original_label", pa.int64()), ("subset", pa.string())]
+    + [("subset_source", pa.string()), ("source_index", pa.int64()), ("role", pa.string()), ("group", pa.string())]
+)
+"""The columns of records.parquet; the first four have a value in every row."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class Pool:
                 f"{path} is missing or does not match its sha256 in pool.json; run train-shadows with --init and "
                 f"the file {self.spec.init} again"
             )
-        return load(content)
+        with readable(path):
+            return load(content)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -86,8 +93,21 @@ class Pool:
             raise damaged(path, f"is not readable ({error.strerror})") from None
         if found != self.manifest.files.get(path.name):
             raise damaged(path, "does not match its sha256 in pool.json")
-        # Not pq.read_table, which imports a library of datasets, for half a second.
-        return pq.ParquetFile(path).read().to_pandas()
+        with readable(path):
+            # Not pq.read_table, which imports a library of datasets, for half a second.
+            found = pq.ParquetFile(path).read()
+            if not found.schema.equals(TABLE) or any(found[name].null_count for name in TABLE.names[:4]):
+                raise ValueError(f"columns must be {', '.join(TABLE.names)}, got {found.schema.names}")
+            # The writer's notes on pandas types are not needed, and nothing may hang on what a stranger put there.
+            return found.to_pandas(ignore_metadata=True)
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """The numbers of records and of the population, the first checked against membership."""
+        sizes = tuple(int((self.table["role"] == role).sum()) for role in ("record", "population"))
+        if self.membership.shape[1] != sizes[0] or sum(sizes) != len(self.table):
+            raise damaged(self.path / "records.parquet", f"holds {sizes[0]} records, membership.npy has others")
+        return sizes[0], sizes[1]
 
     @property
     def records(self) -> pd.DataFrame:
@@ -145,6 +165,10 @@ class Pool:
             info = self.info(arm, index)
             for name in FILES:
                 check_file(entry, info, name)
+            self.history(arm, index)
+            for name in map(_signals_file, (False, True)):
+                with readable(entry / name):
+                    read_signals((entry / name).read_bytes())
         except UserError as error:
             return error
         return None
@@ -155,7 +179,18 @@ class Pool:
 
     def signals(self, arm: str, index: int, *, population: bool = False) -> Signals:
         """The stored signals of one model on the records (or the population), its bytes checked."""
-        return read_signals(read_file(self.entry(arm, index), self.info(arm, index), _signals_file(population)))
+        entry, info, name = self.entry(arm, index), self.info(arm, index), _signals_file(population)
+        with readable(entry / name):
+            found = read_signals(read_file(entry, info, name))
+        self._check_shape(entry / name, found.phi.shape, population)
+        if info.status == "trained" and not np.isfinite(found.phi).all():
+            raise damaged(entry / name, "holds phi that is not finite, of a model that trained")
+        return found
+
+    def _check_shape(self, path: Path, shape: tuple[int, ...], population: bool) -> None:
+        expected = (self._sizes[population], self.spec.queries)
+        if shape != expected:
+            raise damaged(path, f"must hold (records, queries) = {expected}, holds {shape}")
 
     def phi(self, arm: str, indices: Iterable[int], *, population: bool = False) -> StoredPhi:
         """phi of the models at ``indices`` [M], where it lies: ``np.asarray`` reads it, float64 [M, records, queries].
@@ -164,14 +199,17 @@ class Pool:
         """
         name = _signals_file(population)
         with ThreadPoolExecutor() as threads:
-            return stored_phi(
+            found = stored_phi(
                 threads.map(lambda i: check_file(self.entry(arm, int(i)), self.info(arm, int(i)), name), indices)
             )
+        self._check_shape(Path(found.files[0]), found.shape[1:], population)
+        return found
 
     def history(self, arm: str, index: int) -> pd.DataFrame:
         """history.parquet of one model: epoch, metric, subset, member, layer, value."""
-        entry = self.entry(arm, index)
-        return pq.ParquetFile(check_file(entry, self.info(arm, index), "history.parquet")).read().to_pandas()
+        path = check_file(self.entry(arm, index), self.info(arm, index), "history.parquet")
+        with readable(path):
+            return pq.ParquetFile(path).read().to_pandas(ignore_metadata=True)
 
 
 def open_pool(path: Path, *, trust: bool = False) -> Pool:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from typing import Any
 
+import pyarrow as pa
 from safetensors.torch import load_file
 from torch import nn
 
@@ -13,7 +14,7 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError, one_line
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.entry import check_file, entry_lock, read_signals, write_signals
-from shadow_pool.store.files import file_sha256, read_sealed, write_sealed
+from shadow_pool.store.files import file_sha256, read_sealed, readable, write_sealed
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.unit import preprocess_of, starting_model
 
@@ -28,8 +29,10 @@ def stored_model(pool: Pool, arm: str, index: int) -> nn.Module:
     entry = pool.entry(arm, index)
     path = check_file(entry, pool.info(arm, index), "weights.safetensors")
     model = starting_model(pool, arm)
+    with readable(path):
+        weights = load_file(path)
     try:
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(
             f"{path} does not fit {pool.spec.arch}, which has changed since it was trained: {one_line(error)}; bring "
@@ -53,7 +56,7 @@ def batch_mode_signals(pool: Pool, data: PoolData, arm: str, index: int) -> tupl
         found = {name: hashlib.sha256(content).hexdigest() for name, content in zip(FILES, contents, strict=True)}
         if made["weights"] == weights and made["files"] == found:
             return read_signals(contents[0]), read_signals(contents[1])
-    except (UserError, OSError, KeyError):
+    except (UserError, OSError, ValueError, pa.ArrowException, KeyError):
         pass
     model = stored_model(pool, arm, index)
     ask: dict[str, Any] = {"preprocess": preprocess_of(pool), "views": pool.manifest.views, "query_mode": "batch"}
