@@ -66,6 +66,18 @@ class Comparison:
         """Plain values for JSON."""
         return {"protocol": PROTOCOL, "kind": "comparison", **plain(self)}
 
+    @property
+    def sentence(self) -> str:
+        """In which resolved metrics of the first attack the two differ by more than chance."""
+        found = {"less": [], "more": []}  # type: dict[str, list[str]]
+        for row in self.differences:
+            if row.attack == self.differences[0].attack and row.resolved and row.ci and not row.ci[0] <= 0 <= row.ci[1]:
+                found["less" if row.difference < 0 else "more"].append(f"{row.subset} {row.metric}")
+        parts = [f"{way} in {', '.join(names)}" for way, names in found.items() if names]
+        if not parts:
+            return "No resolved difference is clear of zero: B is not shown to leak more or less than A."
+        return f"B leaks {'; '.join(parts)}: their intervals are clear of zero."
+
 
 def compare(a: Path, b: Path) -> Comparison:
     """Compare the audits in two folders, attack by attack and subset by subset.

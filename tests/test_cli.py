@@ -16,9 +16,11 @@ import pandas as pd
 import pytest
 import torch
 from conftest import Run
+from pools import tiny_pool
 
 from mia_audit.studies.registry import STUDIES
 from mia_audit.studies.result import StudyRow
+from mia_audit_cli.console import stdout, table
 from mia_audit_cli.main import app
 from shadow_pool.data.records import PoolData
 from shadow_pool.store.pool import Pool
@@ -101,6 +103,49 @@ def test_json_is_alone_on_standard_output(run: Run, pool_folder: Path, model: Pa
         json.loads(out)
 
 
+def test_what_is_printed_fits_80_columns_and_ends_with_what_to_do_next(
+    run: Run, pool_folder: Path, model: Path
+) -> None:
+    for command in (
+        ["inspect", model],
+        ["score", model, "--pool", pool_folder],
+        ["report", "--pool", pool_folder, "--out", "self"],
+        ["pool", "info", pool_folder],
+        ["pool", "verify", pool_folder],
+        ["train-shadows", "--pool", pool_folder],
+        ["train-target", "--pool", pool_folder],
+    ):
+        status, out, err = run(*command)
+        assert status == 0, err
+        named = out.replace(str(pool_folder.parent), "").replace(str(model.parent), "")
+        assert [line for line in named.splitlines() if len(line) > 80] == []
+        assert "…" not in out
+        assert err.splitlines()[-1].startswith("next: ")
+
+
+def test_a_pool_that_lacks_models_is_to_be_trained_next(run: Run, tmp_path: Path) -> None:
+    tiny_pool(tmp_path / "pool")
+    for command in ("info", "verify"):
+        status, _, err = run("pool", command, "pool")
+        assert (status, err) == (0, "next: mia-audit train-shadows --pool pool trains what is missing\n")
+
+
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stdout().print(table("Title", ["name", "number"], [["[red]all", "1"]]))
+    assert "\x1b" not in capsys.readouterr().out
+    for no_color, expected in ((None, True), ("1", False)):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if no_color:
+            monkeypatch.setenv("NO_COLOR", no_color)
+        stdout().print("[red]all")
+        assert ("\x1b[31m" in capsys.readouterr().out) == expected
+
+
 def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = "through the batch's own statistics a step grows the margin as fixed statistics predict"
     places = [("batch+penalty(0.3) - batch", "mislabeled"), ("group+dp(8) - batch", "out of distribution")]
@@ -126,7 +171,7 @@ def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPa
     assert "next: open audit/report.html" in err
 
 
-def test_quiet_prints_nothing_but_results(run: Run, pool_folder: Path, model: Path) -> None:
+def test_quiet_prints_nothing(run: Run, pool_folder: Path, model: Path) -> None:
     status, out, err = run("score", model, "--pool", pool_folder, "--quiet")
     assert (status, out, err) == (0, "", "")
 

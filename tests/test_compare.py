@@ -212,3 +212,26 @@ def test_a_comparison_is_plain_values(records: Records, tmp_path: Path) -> None:
     )
     assert overall["difference"] < 0
     assert overall["ci"][1] < 0
+
+
+def test_the_sentence_names_what_is_resolved_and_clear_of_zero(records: Records, tmp_path: Path) -> None:
+    result = examples.target_audit(records)
+    folder = written(result, tmp_path / "a")
+    same = compare(folder, folder)
+    assert same.sentence.startswith("No resolved difference is clear of zero")
+
+    def told(attack: str, subset: str, difference: float, ci: tuple[float, float] | None, resolved: bool) -> Difference:
+        return Difference(attack, ("batch", "none"), subset, "auc", 0.5, 0.5, difference, ci, True, resolved)
+
+    found = replace(
+        same,
+        differences=(
+            told("lira-online", "all", -0.2, (-0.3, -0.1), True),
+            told("lira-online", "clean", 0.2, (0.1, 0.3), True),
+            told("lira-online", "mislabeled", -0.2, (-0.3, -0.1), False),
+            told("lira-online", "ood", -0.2, (-0.5, 0.1), True),
+            told("loss", "ood", -0.2, (-0.3, -0.1), True),
+        ),
+    )
+    assert found.sentence == "B leaks less in all auc; more in clean auc: their intervals are clear of zero."
+    assert replace(same, differences=()).sentence.startswith("No resolved difference")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mia_audit_cli import options as o
-from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, warn
+from mia_audit_cli.console import TrainingProgress, note, prose, stdout, step, table, warn
 from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
@@ -20,10 +20,26 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
-    app.command("inspect", epilog="Example: mia-audit inspect model.pt")(guarded(inspect))
-    app.command("score", epilog="Example: mia-audit score model.pt --members train_ids.csv")(guarded(score))
-    app.command("report", epilog="Example: mia-audit report --pool pool --out audit")(guarded(report))
-    app.command("compare", epilog="Example: mia-audit compare before after")(guarded(compare))
+    app.command(
+        "inspect",
+        short_help="Layers, norms and gamma/sigma of a checkpoint.",
+        epilog="Example: mia-audit inspect model.pt",
+    )(guarded(inspect))
+    app.command(
+        "score",
+        short_help="Audit a checkpoint.",
+        epilog="Example: mia-audit score model.pt --members train_ids.csv",
+    )(guarded(score))
+    app.command(
+        "report",
+        short_help="The pool audits itself, every model in turn the target.",
+        epilog="Example: mia-audit report --pool pool --out audit",
+    )(guarded(report))
+    app.command(
+        "compare",
+        short_help="Two audits side by side, before and after a remedy.",
+        epilog="Example: mia-audit compare before after",
+    )(guarded(compare))
 
 
 def inspect(
@@ -55,7 +71,8 @@ def inspect(
         columns = ["layer", "channels", "median", "max", "median squared", "above 1"]
         console.print(table("gamma/sigma", columns, ratios))
     warn(found.notes)
-    console.print(found.summary, markup=False)
+    prose(found.summary)
+    note(f"next: mia-audit train-shadows --data DATA --arch ARCH, then mia-audit score {model}")
 
 
 def compare(
@@ -83,7 +100,9 @@ def compare(
         if row.attack == lead
     ]
     columns = ["subset", "metric", "A", "B", "B - A, 95 %"]
-    stdout().print(table(f"{lead}: {b} against {a}, {found.shared_records} records in both", columns, rows))
+    print(f"A: {a}\nB: {b}\n{found.shared_records} records in both")
+    stdout().print(table(f"{lead} (? = not resolved)", columns, rows))
+    prose(found.sentence)
     others = list(dict.fromkeys(row.attack for row in found.differences if row.attack != lead))
     if others:
         note(f"with --json also {', '.join(others)}")
@@ -277,7 +296,7 @@ def _show(result: AuditResult) -> None:
         columns = ["against", "scope", "equal", "subset", "difference in AUC"]
         console.print(table("Effect of BatchNorm", columns, effects))
     found = verdict(result)
-    console.print(f"{found.title} {found.sentence}", markup=False)
+    prose(f"{found.title} {found.sentence}")
 
 
 def _rate(point: TprAtFpr) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -58,6 +59,13 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> 
     for row in rows:
         result.add_row(*(escape(printable(cell)) for cell in row))
     return result
+
+
+def prose(text: str) -> None:
+    """A paragraph on standard output, after a free line, within the console's width."""
+    from mia_audit.report.words import unbroken
+
+    print("\n" + textwrap.fill(unbroken(text), stdout().width, break_on_hyphens=False).replace("\u00a0", " "))
 
 
 def clock(seconds: float) -> str:

@@ -26,7 +26,7 @@ ArchOption = Annotated[
     typer.Option("--arch", metavar="SPEC", help="lenet, resnet18, ...; torchvision:NAME; timm:NAME; FILE.py:factory."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output, nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Run a stranger's code: pickled modules, TorchScript, .pt2, what a pool names.")
 ]
@@ -55,7 +55,9 @@ SubsetsOption = Annotated[
 
 
 def _spec_options(
-    n: Annotated[int | None, typer.Option(metavar="N", help="Shadow models per arm, even (default 64).")] = None,
+    n: Annotated[
+        int | None, typer.Option(metavar="N", help="Shadow models per arm, even (default 64; studies have their own).")
+    ] = None,
     data: DataOption = None,
     label: Annotated[str | None, typer.Option(metavar="COL", help="Column of the label in a table.")] = None,
     id: Annotated[str | None, typer.Option(metavar="COL", help="Column of a stable id in a table.")] = None,

@@ -61,6 +61,14 @@ def info(folder: Folder, as_json: o.JsonOption = False) -> None:
     print(to_toml(pool.spec))
     columns = ["arm", "trained", "chance", "diverged", "damaged", "missing"]
     stdout().print(table("Models", columns, [[arm, *(str(c[k]) for k in columns[1:])] for arm, c in counts.items()]))
+    _say_next(folder, whole=not any(c["damaged"] or c["missing"] for c in counts.values()))
+
+
+def _say_next(folder: Path, *, whole: bool) -> None:
+    if whole:
+        note(f"next: mia-audit report --pool {folder}, or mia-audit score MODEL --pool {folder}")
+    else:
+        note(f"next: mia-audit train-shadows --pool {folder} trains what is missing")
 
 
 def verify(
@@ -88,5 +96,7 @@ def verify(
             f"{found.checked} models read, {len(found.models)} damaged{mended}, {found.missing} missing, "
             f"{found.leftovers} leftovers of killed trainings{mended}"
         )
+    if found.sound and not as_json:
+        _say_next(folder, whole=not found.missing and not found.models)
     if not found.sound:
         raise UserError(f"{folder} is damaged; run mia-audit pool verify {folder} --repair, then train-shadows again")

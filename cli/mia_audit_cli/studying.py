@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mia_audit_cli import options as o
-from mia_audit_cli.console import TrainingProgress, note, stdout, step, table, warn
+from mia_audit_cli.console import TrainingProgress, note, prose, stdout, step, table, warn
 from mia_audit_cli.exits import guarded
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ MOST_ROWS = 8
 
 def register(app: typer.Typer) -> None:
     """Add the command of this file to the application."""
-    app.command("study", epilog="Example: mia-audit study memorization --out study-memorization")(
-        guarded(o.with_spec(study))
-    )
+    app.command(
+        "study",
+        short_help="The paper's experiments on your data.",
+        epilog="Example: mia-audit study memorization --out study-memorization",
+    )(guarded(o.with_spec(study)))
 
 
 def study(
@@ -72,10 +74,11 @@ def study(
     if as_json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         return
-    warn(result.warnings, quiet=quiet)
-    _show(result)
-    note(f"wrote {out / 'study.json'}, {out / 'study.parquet'} and {out / 'report.html'}", quiet=quiet)
-    note(f"next: open {out / 'report.html'} in a browser", quiet=quiet)
+    if not quiet:
+        warn(result.warnings)
+        _show(result)
+        note(f"wrote {out / 'study.json'}, {out / 'study.parquet'} and {out / 'report.html'}")
+        note(f"next: open {out / 'report.html'} in a browser")
 
 
 def _show(result: StudyResult) -> None:
@@ -87,16 +90,14 @@ def _show(result: StudyResult) -> None:
     for claim, rows in by_claim(row for row in result.rows if row.verdict).items():
         varied = [name for name in PLACES if len({getattr(row, name) for row in rows}) > 1] or ["subset"]
         fixed = _where(rows[0], [name for name in PLACES if name not in varied])
-        console.print(f"\n{claim} ({fixed})", markup=False)
+        prose(f"{claim} ({fixed})")
         if len(rows) > MOST_ROWS:
-            console.print(tally(rows))
+            print(tally(rows))
             continue
         cells = [[_where(row, varied), _value(row), row.verdict or ""] for row in rows]
         console.print(table("", [", ".join(varied), "value, 95 %", "verdict"], cells))
-    print(f"\n{tally(result.rows)}")
-    for name, text in findings(result.summary):
-        if name not in OPENINGS.values():
-            console.print(f"{name}: {text}" if name else text, markup=False)
+    others = [f"{name}: {text}" for name, text in findings(result.summary) if name and name not in OPENINGS.values()]
+    prose(" ".join([tally(result.rows), *others]))
 
 
 def _where(row: StudyRow, names: list[str]) -> str:

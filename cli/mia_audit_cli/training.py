@@ -28,13 +28,19 @@ DEMO_SPEC = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file to the application."""
-    app.command("demo", epilog="Example: mia-audit demo --out demo")(guarded(demo))
-    app.command("train-shadows", epilog="Example: mia-audit train-shadows --data cifar10 --arch resnet8 --n 16")(
-        guarded(o.with_spec(train_shadows))
+    app.command("demo", short_help="The whole job on real digits.", epilog="Example: mia-audit demo --out demo")(
+        guarded(demo)
     )
-    app.command("train-target", epilog="Example: mia-audit train-target --arm none --out model.pt")(
-        guarded(train_target)
-    )
+    app.command(
+        "train-shadows",
+        short_help="Train a pool of shadow models; resume or extend it.",
+        epilog="Example: mia-audit train-shadows --data cifar10 --arch resnet8 --n 16",
+    )(guarded(o.with_spec(train_shadows)))
+    app.command(
+        "train-target",
+        short_help="Train a model to audit, its members drawn by coins.",
+        epilog="Example: mia-audit train-target --arm none --out model.pt",
+    )(guarded(train_target))
 
 
 def train_shadows(

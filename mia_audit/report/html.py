@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,7 +202,7 @@ def _render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.finalize = _unbroken
+    environment.finalize = lambda value: words.unbroken(value) if type(value) is str else value  # markup stays
     environment.filters["shown"] = words.shown
     environment.globals["words"] = words
     script = (_FOLDER / "gallery.js").read_text(encoding="utf-8")
@@ -214,11 +213,6 @@ def _render(template: str, **values: Any) -> str:
         script=Markup(script),
         script_hash=f"sha256-{digest}",
     )
-
-
-def _unbroken(value: Any) -> Any:
-    """Keep a number and its percent sign, and an interval, on one line; markup stays as it is."""
-    return re.sub(r"(?<=\d) (?=%)|(?<=\d,) (?=[+−]?[\d.]+\])", "\u00a0", value) if type(value) is str else value
 
 
 def _write(page: str, folder: Path) -> Path:

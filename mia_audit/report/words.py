@@ -64,6 +64,11 @@ def interval(ci: Interval | None, digits: int = 3, *, scale: float = 1.0, plus: 
     return f"[{low}, {high}]"
 
 
+def unbroken(text: str) -> str:
+    """The text with no line to be broken between a number and its percent sign, or within an interval."""
+    return re.sub(r"(?<=\d) (?=%)|(?<=\d,) (?=[+−]?[\d.]+\])", "\u00a0", text)
+
+
 def fpr_words(fpr: float) -> str:
     """``1 %`` of a false-positive rate of 0.01."""
     return f"{100 * fpr:g} %"
