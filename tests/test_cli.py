@@ -20,11 +20,13 @@ from pools import tiny_pool
 
 from mia_audit.studies.registry import STUDIES
 from mia_audit.studies.result import StudyRow
-from mia_audit_cli.console import stdout, table
+from mia_audit_cli.console import TrainingProgress, stdout, table
 from mia_audit_cli.main import app
 from shadow_pool.data.records import PoolData
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.schedule import Progress
 from shadow_pool.train.target import train_target
+from shadow_pool.train.unit import Receipt, Unit
 
 COMMANDS = (
     ["demo"],
@@ -146,6 +148,26 @@ def test_colours_are_for_terminals_that_want_them(
         assert ("\x1b[31m" in capsys.readouterr().out) == expected
 
 
+def test_progress_starts_anew_with_every_pool_and_says_little_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("mia_audit_cli.console.time.monotonic", lambda: now)
+    progress = TrainingProgress(quiet=False)
+    for seconds in (4, 9):
+        for done in range(1, 5):
+            now += seconds
+            outcome = "chance" if (seconds, done) == (9, 1) else "trained"
+            progress(Progress(Receipt(Unit(Path("pool"), "none", done), outcome, images=90), done, 4))
+    assert capsys.readouterr().err.splitlines() == [
+        "trained 3/4 models, 22 images/s, 0:12 elapsed, 0:04 left",
+        "trained 4/4 models, 22 images/s, 0:16 elapsed, 0:00 left",
+        "warning: model none/0001 is no better than naming the largest class; it is left out of audits with its pair",
+        "trained 2/4 models, 10 images/s, 0:18 elapsed, 0:18 left",
+        "trained 4/4 models, 10 images/s, 0:36 elapsed, 0:00 left",
+    ]
+
+
 def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = "through the batch's own statistics a step grows the margin as fixed statistics predict"
     places = [("batch+penalty(0.3) - batch", "mislabeled"), ("group+dp(8) - batch", "out of distribution")]
@@ -168,7 +190,12 @@ def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPa
     assert "it is large (batch, all, a number) 99 of 99 verdicts hold." in words
     assert "99 of 103 verdicts hold, 4 do not. Recommended: sleep, at once." in words
     assert "77" not in words
-    assert "next: open audit/report.html" in err
+    assert "next: open study-theory/report.html" in err
+    assert sorted(path.name for path in Path("study-theory").iterdir()) == [
+        "report.html",
+        "study.json",
+        "study.parquet",
+    ]
 
 
 def test_quiet_prints_nothing(run: Run, pool_folder: Path, model: Path) -> None:

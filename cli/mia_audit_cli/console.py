@@ -65,7 +65,8 @@ def prose(text: str) -> None:
     """A paragraph on standard output, after a free line, within the console's width."""
     from mia_audit.report.words import unbroken
 
-    print("\n" + textwrap.fill(unbroken(text), stdout().width, break_on_hyphens=False).replace("\u00a0", " "))
+    lines = textwrap.fill(unbroken(printable(text)), stdout().width, break_on_hyphens=False)
+    print("\n" + lines.replace("\u00a0", " "))
 
 
 def clock(seconds: float) -> str:
@@ -80,8 +81,12 @@ class TrainingProgress:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet, self._terminal = quiet, sys.stderr.isatty()
-        self._started = self._last = time.monotonic()
-        self._images = 0
+        self._last = time.monotonic()
+        self._start()
+
+    def _start(self) -> None:
+        """At the beginning of a pool: a study trains several."""
+        self._started, self._images = time.monotonic(), 0
 
     def __call__(self, progress: Progress) -> None:
         receipt, now = progress.receipt, time.monotonic()
@@ -104,6 +109,8 @@ class TrainingProgress:
             print(f"\r\x1b[K{text}", end="\n" if last else "", file=sys.stderr, flush=True)
         else:
             note(text)
+        if last:
+            self._start()
 
     def _line(self, text: str) -> None:
         print(("\r\x1b[K" if self._terminal else "") + text, file=sys.stderr, flush=True)

@@ -45,7 +45,7 @@ def planned_spec(path: Path, changes: Mapping[str, Any]) -> tuple[PoolSpec, bool
             continue
         raise UserError(
             f"the pool {path} was made with {name} = {short(theirs)}, asked for {short(ours)}; "
-            "leave the option out, or choose another folder with --pool"
+            "leave the option out, or choose another folder with --pool (demo and study: --out)"
         )
     return asked, True
 
