@@ -13,10 +13,13 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mia_audit.metrics.roc import roc
+from mia_audit.report.words import headline_attack, headline_rows
 from mia_audit.results import (
     ATTACKS,
     FPRS,
@@ -51,7 +54,9 @@ _SHARES = (
 
 
 def read_audit(folder: Path) -> AuditResult:
-    """The audit in ``folder``, without what only its report draws (``curves``, ``bands``, ``cells``, ``arms``).
+    """The audit in ``folder``; a target's ``curves`` and ``cells`` are computed from its records.
+
+    The rest of what only reports draw is not stored (``bands``, ``arms``; of a pool ``curves`` and ``cells`` as well).
 
     Raises:
         UserError: a file is missing, too large or not readable, is of another protocol, or holds a value that an
@@ -74,7 +79,7 @@ def read_audit(folder: Path) -> AuditResult:
     if (target is None) != (kind == "pool"):
         raise UserError(f"{path}: target must be null for a pool and only then; run the audit again")
     _check_rows(attacks, kind, path)
-    return AuditResult(
+    result = AuditResult(
         kind=kind,
         created=part(body, "created", str),
         software=part(body, "software", dict[str, str]),
@@ -87,6 +92,22 @@ def read_audit(folder: Path) -> AuditResult:
         warnings=part(body, "warnings", tuple[str, ...]),
         records=_read_records(folder / "records.parquet"),
     )
+    return _drawn(result)
+
+
+def _drawn(result: AuditResult) -> AuditResult:
+    """With the ROC curves of the headline attack, and membership and scores under it, where the records hold them."""
+    chosen, records = headline_attack(result), result.records
+    if result.target is None or chosen is None or chosen[0] not in records or records["member"].isna().any():
+        return result
+    member, score = records["member"].to_numpy(bool), records[chosen[0]].to_numpy(float)
+    curves = {}
+    for row in headline_rows(result):
+        kept = ~np.isnan(score) & ((records["subset"] == row.subset).to_numpy() | (row.subset == "all"))
+        if row.auc is not None and len(np.unique(member[kept])) == 2:
+            curve = roc(member[kept], score[kept])
+            curves[row.arm, row.subset] = (curve.fpr, curve.tpr)
+    return dataclasses.replace(result, curves=curves, cells={chosen[1]: (member, score)})
 
 
 def _check_rows(rows: tuple[AttackRow, ...], kind: str, path: Path) -> None:
@@ -122,6 +143,7 @@ def _read_records(path: Path) -> pd.DataFrame:
         if size > MAX_TABLE_BYTES:
             raise UserError(f"{path} must unpack to at most {MAX_TABLE_BYTES >> 20} MiB, got {size >> 20} MiB")
         table = file.read()
+        table.validate(full=True)  # text that is not UTF-8 would raise only when it is read
         _check_columns(table.schema, path)
         # The writer's notes on pandas types are not needed, and nothing may hang on what a stranger put there.
         frame = table.to_pandas(ignore_metadata=True)

@@ -17,10 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mia_audit.audit import audit_target
+from mia_audit.report.figures import canvas, plot_roc, to_svg
 from mia_audit.results import AuditResult
 from mia_audit.schemas import load_schema
 from mia_audit.stored import read_audit
+from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
+from shadow_pool.store.pool import Pool
+from shadow_pool.train.target import train_target
 
 FIXTURES = Path(__file__).parent / "fixtures" / "protocol-1"
 
@@ -35,6 +40,30 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def audit(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "audit"))
+
+
+def test_a_targets_curves_are_drawn_again_from_its_records(pool: Pool, pool_data: PoolData, tmp_path: Path) -> None:
+    trained = train_target(pool, pool_data, out=tmp_path / "model.pt")
+    made = audit_target(trained.model, pool, pool_data, attacks=("loss", "lira-online"))
+    made.write(tmp_path)
+    back = read_audit(tmp_path)
+    assert set(back.curves) == set(made.curves) >= {("batch", "all")}
+    for key, (fpr, tpr) in made.curves.items():
+        np.testing.assert_array_equal(back.curves[key][0], fpr)
+        np.testing.assert_array_equal(back.curves[key][1], tpr)
+    np.testing.assert_array_equal(back.cells["batch"], made.cells["batch"])
+    figure, axes = canvas()
+    plot_roc(axes, back, [("batch", "all")])
+    assert "<path" in to_svg(figure, name="roc", alt="ROC")
+
+
+def test_of_a_pool_no_curves_are_stored(tmp_path: Path) -> None:
+    examples.pool_audit(examples.digits(160)).write(tmp_path)
+    back = read_audit(tmp_path)
+    assert back.curves == {}
+    _, axes = canvas()
+    with pytest.raises(ValueError, match="among the result's curves"):
+        plot_roc(axes, back, [("batch", "all")])
 
 
 def one_line(error: pytest.ExceptionInfo[UserError]) -> str:

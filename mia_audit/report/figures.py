@@ -94,7 +94,12 @@ def plot_roc(axes: Axes, result: AuditResult, keys: Sequence[tuple[str, str]]) -
     A curve's 95 % band is shaded where the result holds one and the FPR is resolved, straight between the FPRs it was
     computed at; bars are the intervals of the audit's table at its resolved FPRs, set slightly apart. Curves are
     named by subset, or by arm where they differ in arm.
+
+    Raises:
+        ValueError: the result holds no curve of a key, as a pool's read from its folder holds none.
     """
+    if lacking := [key for key in keys if key not in result.curves]:
+        raise ValueError(f"keys must be among the result's curves, {list(result.curves)}, got {lacking}")
     by_arm = len({arm for arm, _ in keys}) > 1
     smallest = min((fpr[fpr > 0].min() for fpr, _ in (result.curves[key] for key in keys) if (fpr > 0).any()))
     left = float(np.clip(smallest, 1e-4, 1e-2))
