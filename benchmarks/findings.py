@@ -59,8 +59,8 @@ TASKS = {
     "digits": Task("digits", "lenet", 16, 20, 0.05),
     "fashion-mnist": Task("fashion-mnist", "lenet", 16, 20, 0.02, "mnist", 3000),
     "mnist": Task("mnist", "lenet", 16, 20, 0.02, "fashion-mnist", 3000),
-    "cifar10": Task("cifar10", "resnet8", 12, 30, 0.05, "cifar100", 4000, arms=("batch", "group", "none")),
-    "cifar100": Task("cifar100", "resnet8", 8, 30, 0.05, "cifar10", 4000, arms=("batch", "group", "none")),
+    "cifar10": Task("cifar10", "resnet8", 12, 30, 0.05, "cifar100", 4000, arms=("batch", "none")),
+    "cifar100": Task("cifar100", "resnet8", 8, 30, 0.05, "cifar10", 4000, arms=("batch", "group")),
     "cifar10-densenet": Task("cifar10", "densenet22", 8, 15, 0.05, "cifar100", 2000, arms=("batch", "group")),
 }
 
@@ -99,7 +99,7 @@ def trained_pool(name: str, arguments: argparse.Namespace) -> StudyPool:
         "data": drawn(task, name, arguments.out, arguments.data, arguments.data_root),
         "recipe": {"epochs": task.epochs, "lr": task.lr},
     }
-    return study_pool(setup, values)
+    return study_pool(setup, values, "pool")
 
 
 class Reporter:

@@ -190,8 +190,8 @@ def test_a_studys_verdicts_fit_80_columns(run: Run, monkeypatch: pytest.MonkeyPa
     assert "it is large (batch, all, a number) 99 of 99 verdicts hold." in words
     assert "99 of 103 verdicts hold, 4 do not. Recommended: sleep, at once." in words
     assert "77" not in words
-    assert "next: open study-theory/report.html" in err
-    assert sorted(path.name for path in Path("study-theory").iterdir()) == [
+    assert "next: open audit/report.html" in err
+    assert sorted(path.name for path in Path("audit").iterdir()) == [
         "report.html",
         "study.json",
         "study.parquet",

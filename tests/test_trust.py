@@ -182,7 +182,7 @@ def test_a_shell_command_in_pool_json_does_not_run_in_any_command(
         assert (status, text.count("\n")) == (1, 1), text
         assert "names code to run, 'os:system'" in text
     with pytest.raises(UserError, match="names code to run, 'os:system'"):
-        study_pool(StudySetup(out=Path()), {})
+        study_pool(StudySetup(out=Path()), {}, "pool")
     assert not Path("pwned").exists()
     status, text = in_a_process("train-shadows", "--trust")
     assert "must return a torch.nn.Module, got int" in text

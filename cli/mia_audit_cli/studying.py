@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "study",
         short_help="The paper's experiments on your data.",
-        epilog="Example: mia-audit study memorization --data records.npz --arch net.py:Net",
+        epilog="Example: mia-audit study memorization --out memorization",
     )(guarded(o.with_spec(study)))
 
 
@@ -33,9 +33,9 @@ def study(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="memorization, gradients, leakage, theory or mitigation.")
     ],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for pool and results (default study-NAME).")
-    ] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the study's pools and results.")] = Path(
+        "audit"
+    ),
     data_root: o.DataRootOption = None,
     download: o.DownloadOption = False,
     query_mode: o.QueryModeOption = "eval",
@@ -56,7 +56,7 @@ def study(
 
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
-    quiet, out = quiet or as_json, out or Path(f"study-{name}")
+    quiet = quiet or as_json
     setup = StudySetup(
         out=out,
         changes=changes,

@@ -55,7 +55,7 @@ def gradients(setup: StudySetup) -> StudyResult:
     losses fixed beforehand. Raises :class:`UserError` where no arm without BatchNorm trains.
     """
     values = setup.values(DEFAULTS, compares=True)
-    trained = study_pool(setup, values)
+    trained = study_pool(setup, values, "gradients-pool")
     reference = trained.references()["epochs"]
     judged = tuple(max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE, LATE))
     early = judged[0]

@@ -40,7 +40,7 @@ def leakage(setup: StudySetup) -> StudyResult:
     pools, effects = [], {}
     for share, shares in _shares(setup).items():
         values = setup.values(merge(DEFAULTS, {"data": shares}), compares=True)
-        trained = study_pool(setup, values, folder=f"pool-{share}")
+        trained = study_pool(setup, values, f"leakage-pool-{share}")
         pools.append(trained)
         found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
         rows += [row for arm, one in found.items() for row in level_rows(one, arm, share)]

@@ -41,7 +41,7 @@ def memorization(setup: StudySetup) -> StudyResult:
     epochs = values["recipe"]["epochs"]
     early = max(1, round(EARLY * epochs))
     values["recipe"] |= {"evaluate_epochs": sorted({*evaluation_epochs(epochs), early})}
-    trained = study_pool(setup, values)
+    trained = study_pool(setup, values, "memorization-pool")
     reference = trained.references()["epochs"]
     outliers = trained.outliers()
     courses = {arm: _course(trained, arm) for arm in trained.pool.spec.arms}

@@ -47,7 +47,7 @@ def mitigation(setup: StudySetup) -> StudyResult:
     AUC intervals by the delete-a-pair jackknife, accuracy by pairs. Raises :class:`UserError` where the arm
     ``batch`` does not train.
     """
-    trained = study_pool(setup, setup.values(DEFAULTS))
+    trained = study_pool(setup, setup.values(DEFAULTS), "mitigation-pool")
     found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
     if "batch" not in found:
         raise UserError(

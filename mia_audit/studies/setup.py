@@ -107,15 +107,18 @@ class StudyPool:
         return found
 
 
-def study_pool(setup: StudySetup, values: Mapping[str, Any], *, folder: str = "pool") -> StudyPool:
-    """The pool of ``values`` under the study's folder, trained as far as it lacks."""
+def study_pool(setup: StudySetup, values: Mapping[str, Any], folder: str) -> StudyPool:
+    """The pool of ``values`` in ``folder`` under the study's own, trained as far as it lacks.
+
+    Each study names its pools: in one folder they stand beside one another, and beside what an audit wrote there.
+    """
     pool, data = prepare_pool(
         setup.out / folder,
         values,
         data_root=setup.data_root,
         download=setup.download,
         device=setup.device,
-        initial=initial_weights(values),
+        initial=initial_weights(values, trust=setup.trust),
         trust=setup.trust,
     )
     receipts = train_pool(

@@ -57,7 +57,7 @@ def theory(setup: StudySetup) -> StudyResult:
     """
     values = setup.values(DEFAULTS)
     values["recipe"] |= {"evaluate_epochs": evaluation_epochs(values["recipe"]["epochs"])}
-    trained = study_pool(setup, values)
+    trained = study_pool(setup, values, "theory-pool")
     seed = trained.pool.spec.seed
     with one_thread():
         rows = _closed_form_rows(seed) + _live_rows(seed) + [_decay_row(seed)] + _course_rows(seed)
