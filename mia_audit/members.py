@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 
 from shadow_pool.errors import UserError, few, one_line
 
@@ -134,12 +135,14 @@ def _read_listed(path: Path) -> tuple[pd.Series, np.ndarray]:
         elif path.suffix == ".csv":
             frame = pd.read_csv(path, dtype=str, skipinitialspace=True)
         else:
-            frame = pd.read_parquet(path)
+            table = pq.ParquetFile(path).read()
+            table.validate(full=True)  # text that is not UTF-8 would raise only when it is read
+            frame = table.to_pandas(ignore_metadata=True)
     except pd.errors.EmptyDataError:
         frame = pd.DataFrame({"id": []}, dtype=object)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a damaged file Arrow and its codecs raise many kinds
         raise UserError(f"members file {path} is not a readable {path.suffix}: {one_line(error)}") from None
-    if "id" not in frame.columns:
+    if list(frame.columns).count("id") != 1 or list(frame.columns).count("member") > 1:
         raise UserError(f"members file {path} must have a column id, found {few(map(str, frame.columns))}")
     if frame["id"].isna().any():
         raise UserError(f"members file {path} has {int(frame['id'].isna().sum())} rows without an id; drop them")

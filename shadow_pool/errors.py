@@ -12,8 +12,11 @@ _LONGEST, _MOST = 60, 200
 class UserError(ValueError):
     """Something the user can mend; the message says what was expected, what was found and what to do.
 
-    The command line prints it as one line and exits with status 1.
+    The command line prints it and exits with status 1. It is one line, whatever names of a stranger it quotes.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:

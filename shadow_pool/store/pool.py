@@ -96,6 +96,7 @@ class Pool:
         with readable(path):
             # Not pq.read_table, which imports a library of datasets, for half a second.
             found = pq.ParquetFile(path).read()
+            found.validate(full=True)  # text that is not UTF-8 would raise only when it is read
             if not found.schema.equals(TABLE) or any(found[name].null_count for name in TABLE.names[:4]):
                 raise ValueError(f"columns must be {', '.join(TABLE.names)}, got {found.schema.names}")
             # The writer's notes on pandas types are not needed, and nothing may hang on what a stranger put there.
