@@ -34,6 +34,7 @@ def one_line(error: BaseException) -> str:
 
 
 def few(names: Iterable[str], count: int = 3) -> str:
-    """The first names, joined, and dots for the rest."""
+    """The first names, joined, and dots for the rest, as for the end of long ones."""
     names = list(names)
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+    shown = (name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..." for name in names[:count])
+    return ", ".join(shown) + (", ..." if len(names) > count else "")
