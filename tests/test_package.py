@@ -8,8 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from mia_audit_cli.main import app
 from mia_audit_cli.options import _spec_options
 
@@ -57,20 +55,6 @@ def test_the_readme_has_the_two_commands_that_set_everything_up() -> None:
 def test_the_readme_names_every_command() -> None:
     names = {command.name for command in app.registered_commands} | {"pool info", "pool verify"}
     assert [name for name in sorted(names) if f"`mia-audit {name}" not in README] == []
-
-
-def _readme_commands() -> list[str]:
-    blocks = re.findall(r"```(?:sh|yaml)\n(.*?)```", README, re.S)
-    lines = [line.strip() for block in blocks for line in block.splitlines()]
-    return [line.removeprefix("- run: ") for line in lines if line.removeprefix("- run: ").startswith("mia-audit ")]
-
-
-@pytest.mark.parametrize("command", _readme_commands())
-def test_every_option_in_the_readme_exists(command: str) -> None:
-    name = command.split()[1]
-    found = subprocess.run(["mia-audit", name, "--help"], capture_output=True, text=True, check=True).stdout
-    for option in re.findall(r"\s(--[a-z-]+)", command):
-        assert re.search(rf"{option}\b", found), f"{option} of: {command}"
 
 
 def test_every_key_of_a_spec_that_has_an_option_is_offered_once() -> None:
