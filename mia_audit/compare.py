@@ -69,6 +69,8 @@ class Comparison:
     @property
     def sentence(self) -> str:
         """In which resolved metrics of the first attack the two differ by more than chance."""
+        if not self.shared_records:
+            return "The audits share no record: their differences are those of the data as much as of the models."
         found = {"less": [], "more": []}  # type: dict[str, list[str]]
         for row in self.differences:
             if row.attack == self.differences[0].attack and row.resolved and row.ci and not row.ci[0] <= 0 <= row.ci[1]:

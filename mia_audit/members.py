@@ -98,7 +98,8 @@ def _from_array(path: Path, records: pd.DataFrame, is_record: np.ndarray) -> np.
 def _from_indices(path: Path, given: np.ndarray, count: int) -> np.ndarray:
     if len(given) and (given.min() < 0 or given.max() >= count):
         raise UserError(
-            f"members file {path} must hold indices 0..{count - 1} of records, got {given.min()}..{given.max()}"
+            f"members file {path} must hold indices 0..{count - 1} into the pool's records, as records.parquet lists "
+            f"them, got {given.min()}..{given.max()}; rows of your source are another order: list ids in a .csv instead"
         )
     if len(np.unique(given)) < len(given):
         raise UserError(

@@ -28,8 +28,10 @@ class Rule:
         ):
             if name not in known:
                 raise unknown_name(f"{kind} in the rule", name, known)
-        if not 0 <= self.limit < math.inf:
-            raise UserError(f"the limit of a rule must be a number from 0, got {self.limit:g}; give e.g. tpr@0.01=0.05")
+        most = math.inf if self.metric == "epsilon_lower" else 1.0
+        if not (0 <= self.limit < math.inf and self.limit <= most):
+            bounds = "a share from 0 to 1" if most == 1 else "a number from 0"
+            raise UserError(f"the limit of a rule must be {bounds}, got {self.limit:g}; give e.g. tpr@0.01=0.05")
 
     def exceeded(self, result: AuditResult) -> bool:
         """Whether the lower end of the metric's 95 % interval lies above the limit.
@@ -41,6 +43,19 @@ class Rule:
             UserError: the audit does not hold the number; a gate never opens for lack of one.
         """
         return self._lower_end(result) > self.limit
+
+    def doubt(self, result: AuditResult) -> str | None:
+        """Why the rule says little of this audit, or None: below the sample's resolution it can hardly be exceeded."""
+        if not self.metric.startswith("tpr@"):
+            return None
+        row = self._row(result)
+        fpr = float(self.metric.removeprefix("tpr@"))
+        if all(point.resolved for point in row.tpr_at_fpr if math.isclose(point.fpr, fpr)):
+            return None
+        return (
+            f"the rule {self} cannot do its work here: {row.nonmembers} non-members do not resolve a false-positive "
+            f"rate of {fpr:g}, so that the interval's lower end stays near 0 whatever leaks; use auc or a larger rate"
+        )
 
     def sentence(self, result: AuditResult) -> str:
         """What was compared and how it came out, in one line."""

@@ -13,6 +13,7 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.load import load_data, resolve_data_spec
 from shadow_pool.data.preprocess import model_input_shape
 from shadow_pool.data.records import PoolData
+from shadow_pool.errors import UserError
 from shadow_pool.models.norms import has_batchnorm
 from shadow_pool.models.resolve import build_model, check_model
 from shadow_pool.spec import PoolSpec, to_dict
@@ -20,7 +21,7 @@ from shadow_pool.store.entry import weights_bytes
 from shadow_pool.store.grow import create_pool, extend_pool, planned_spec
 from shadow_pool.store.pool import Pool, check_fingerprint, open_pool
 from shadow_pool.store.trust import FIELDS, check_code, named_code, refuse_changed_code
-from shadow_pool.train.precision import settle_precision
+from shadow_pool.train.precision import check_device, settle_precision
 from shadow_pool.train.usertrain import load_trainer
 
 
@@ -93,6 +94,7 @@ def plan_pool(
     trust: bool = False,
 ) -> PlannedPool:
     """What :func:`prepare_pool` would make at ``path``, tried on the records; writes nothing."""
+    check_device(device)
     if initial is not None:
         changes = {**changes, "init": initial.name}
     spec, exists = planned_spec(path, changes)
@@ -122,7 +124,15 @@ def pool_data(pool: Pool, *, source: str | None = None, data_root: Path | None =
     """
     check_code(pool, ["data.ood_from"] if source is not None else ["data.source", "data.ood_from"])
     spec = pool.spec.data if source is None else replace(pool.spec.data, source=source)
-    data = load_data(spec, seed=pool.spec.seed, data_root=data_root)
+    try:
+        data = load_data(spec, seed=pool.spec.seed, data_root=data_root)
+    except UserError as error:
+        if source is not None:
+            raise
+        raise UserError(
+            f"{error} (the pool {pool.path} was made from {pool.spec.data.source}, looked for from {Path.cwd()}: run "
+            "there, or say with --data where it is now)"
+        ) from error
     check_fingerprint(pool, data)
     return data
 

@@ -198,6 +198,17 @@ def test_what_else_differs_is_warned_of(records: Records, tmp_path: Path) -> Non
         assert any(words in warning for warning in made.warnings), words
 
 
+def test_audits_without_a_record_in_common_get_no_verdict(records: Records, tmp_path: Path) -> None:
+    base = examples.target_audit(records)
+    base.write(tmp_path / "a")
+    others = base.records.assign(id=[f"other-{place}" for place in range(len(base.records))])
+    replace(base, records=others).write(tmp_path / "b")
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.shared_records == 0
+    assert "share no record" in found.sentence
+    assert "clear of zero" not in found.sentence
+
+
 def test_a_comparison_is_plain_values(records: Records, tmp_path: Path) -> None:
     a = written(examples.target_audit(records), tmp_path / "a")
     b = written(examples.target_audit(records, leak=0.2), tmp_path / "b")

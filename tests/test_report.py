@@ -240,6 +240,32 @@ def test_verdicts_follow_the_intervals(records: Records) -> None:
     assert "above that interval" in words.verdict(below).sentence
 
 
+def test_leakage_that_another_attack_finds_is_not_passed_over(records: Records) -> None:
+    chance, above = (0.45, 0.53), (0.63, 0.73)
+    blind = _audit(records, tpr=0.02, ci=(0.0, 0.03), auc_ci={"all": chance})
+    other = replace(blind.attacks[0], attack="loss", auc=0.68, auc_ci=above)
+    seen = words.verdict(replace(blind, attacks=(*blind.attacks, other)))
+    assert seen.title == "This model leaks, though not by lira-online."
+    assert "loss (AUC 0.680 [0.630, 0.730])" in seen.sentence
+    weak = replace(other, auc=0.53, auc_ci=(0.505, 0.555))  # one of five intervals at 95 % may err
+    assert words.verdict(replace(blind, attacks=(*blind.attacks, weak))).level == "unresolved"
+
+
+def test_a_verdict_does_not_contradict_itself(records: Records) -> None:
+    above = (0.6, 0.7)
+    found = words.verdict(_audit(records, tpr=0.02, ci=(0.0, 0.03), auc_ci={"all": above, "clean": above}))
+    assert found.level == "partly"
+    assert found.title == "This model leaks: scores tell members from others, though not at this false-positive rate."
+
+
+def test_a_recommendation_without_intervals_says_so(records: Records) -> None:
+    result = examples.pool_audit(records)
+    bare = tables.recommendation(replace(result, arms=tuple(replace(arm, auc_ci=None) for arm in result.arms)))
+    assert "no intervals to compare" in bare
+    assert "overlap" not in bare
+    assert " ," not in bare
+
+
 def _with_rates(records: Records, rates: dict[str, float], members: bool = False) -> AuditResult:
     """An audit of 4,000 non-members (or members) whose rates are uniform on (0, 1] times a factor by subset."""
     subset = np.repeat(list(rates), 4000 // len(rates))

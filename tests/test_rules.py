@@ -38,13 +38,26 @@ def test_a_rule_is_read() -> None:
         ("loss:all:tpr@0.05=.5", "unknown metric in the rule 'tpr@0.05'"),
         ("loss:all:tpr@x=.5", "unknown metric in the rule 'tpr@x'"),
         ("loss:all:auc=high", "the limit of a rule must be a number, got 'high'"),
-        ("loss:all:auc=nan", "the limit of a rule must be a number from 0"),
-        ("loss:all:auc=-1", "the limit of a rule must be a number from 0"),
+        ("loss:all:auc=nan", "the limit of a rule must be a share from 0 to 1"),
+        ("loss:all:auc=-1", "the limit of a rule must be a share from 0 to 1"),
+        ("loss:all:tpr@0.1=5", "the limit of a rule must be a share from 0 to 1, got 5"),
+        ("loss:all:epsilon_lower=inf", "the limit of a rule must be a number from 0"),
     ],
 )
 def test_what_is_no_rule_is_refused(text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_rule(text)
+
+
+def test_a_rate_that_is_not_resolved_is_doubted(result: AuditResult) -> None:
+    row = result.attacks[0]
+    points = tuple(replace(point, resolved=point.fpr == 0.1) for point in row.tpr_at_fpr)
+    few = replace(result, attacks=(replace(row, tpr_at_fpr=points),))
+    doubt = Rule(row.attack, row.subset, "tpr@0.01", 0.05).doubt(few)
+    assert doubt is not None
+    assert f"{row.nonmembers} non-members do not resolve a false-positive rate of 0.01" in doubt
+    assert Rule(row.attack, row.subset, "tpr@0.1", 0.05).doubt(few) is None
+    assert Rule(row.attack, row.subset, "auc", 0.5).doubt(few) is None
 
 
 def test_the_lower_end_decides(result: AuditResult) -> None:

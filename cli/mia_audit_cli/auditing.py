@@ -117,7 +117,10 @@ def score(
     arch: o.ArchOption = None,
     arm: Annotated[str | None, typer.Option("--arm", metavar="ARM", help="Judge by this arm's shadow models.")] = None,
     members: Annotated[
-        Path | None, typer.Option("--members", metavar="FILE", help="Members: .npy, .csv, .parquet or .txt.")
+        Path | None,
+        typer.Option(
+            "--members", metavar="FILE", help="Members: ids in .csv, .parquet or .txt; .npy in the pool's order."
+        ),
     ] = None,
     attack: Annotated[
         list[str] | None, typer.Option("--attack", metavar="NAME", help="Run this attack; may be repeated.")
@@ -169,6 +172,7 @@ def score(
         device=device,
     )
     exceeded = [rule for rule in rules if rule.exceeded(result)]
+    warn(doubt for rule in rules if rule not in exceeded and (doubt := rule.doubt(result)))
     for rule in exceeded:
         note(f"exceeded: {rule.sentence(result)}")
     return 3 if exceeded else 0
@@ -193,9 +197,18 @@ def report(
     if trust:
         say_what_pool_runs(opened)
     records = _inputs(opened, data, data_root, needed=query_mode == "batch")
+    check_folder(out)
     with step(f"auditing the pool {pool}", quiet=quiet or as_json):
         result = audit_pool(opened, data=records, subsets=subsets, query_mode=query_mode)
     _write_and_show(result, opened, records, out=out, quiet=quiet, as_json=as_json)
+
+
+def check_folder(out: Path) -> None:
+    """Before any work: raise where results cannot go to ``out``."""
+    from shadow_pool.errors import UserError
+
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out must be a folder, {out} is a file; name another")
 
 
 def say_what_runs(model: Path) -> None:
@@ -229,6 +242,7 @@ def audit_and_write(
     """Audit a target, write its folder, show the result."""
     from mia_audit.audit import audit_target
 
+    check_folder(out)
     with step(f"auditing {model} against the pool {pool.path}", quiet=quiet):
         result = audit_target(model, pool, data, **options)  # type: ignore[arg-type]
     _write_and_show(result, pool, data, out=out, quiet=quiet, as_json=as_json)
@@ -273,12 +287,14 @@ def _show(result: AuditResult) -> None:
 
     console = stdout()
     lead = headline_attack(result)
+    # The headline's rate and another: 10 % only where nothing lower is resolved.
+    shown = (0.01, 0.1) if result.headline is not None and result.headline.fpr == 0.1 else (0.001, 0.01)
     rows = [
         [
             row.arm if result.target is None else row.attack,
             row.subset,
             "-" if row.auc is None else f"{row.auc:.3f}{_range(row.auc_ci, '.3f')}",
-            *(_rate(point) for point in row.tpr_at_fpr[:2][::-1]),
+            *(_rate(point) for point in row.tpr_at_fpr if point.fpr in shown),
         ]
         for row in result.attacks
         if lead is not None and (row.attack == lead[0] or (result.target is not None and row.subset == "all"))
@@ -286,7 +302,7 @@ def _show(result: AuditResult) -> None:
     if rows and lead is not None:
         name = "arm" if result.target is None else "attack"
         title = "Leakage with 95 % intervals (TPR in %, ? = not resolved)"
-        console.print(table(title, [name, "subset", "AUC", "TPR at 1 %", "TPR at 0.1 %"], rows))
+        console.print(table(title, [name, "subset", "AUC", *(f"TPR at {100 * fpr:g} %" for fpr in shown)], rows))
     effects = [
         [row.reference, row.scope, row.matched, row.subset, f"{row.difference:+.3f}{_ends(row.ci)}"]
         for row in result.effect

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib.metadata
 import signal
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from mia_audit_cli import auditing, pools, studying, training
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(importlib.metadata.version("mia-audit"))
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="mia-audit",
@@ -25,6 +33,15 @@ training.register(app)
 auditing.register(app)
 studying.register(app)
 pools.register(app)
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mia_audit_cli import options as o
+from mia_audit_cli.auditing import check_folder
 from mia_audit_cli.console import TrainingProgress, note, prose, stdout, step, table, warn
 from mia_audit_cli.exits import guarded
 
@@ -56,6 +57,7 @@ def study(
 
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
+    check_folder(out)
     quiet = quiet or as_json
     setup = StudySetup(
         out=out,

@@ -67,6 +67,7 @@ def train_shadows(
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
     from mia_audit.initial import initial_weights
     from mia_audit_cli.auditing import say_what_pool_runs, say_what_runs
+    from shadow_pool.plain import short
     from shadow_pool.prepare import plan_pool, prepare_pool
     from shadow_pool.store.pool import open_pool
 
@@ -84,6 +85,10 @@ def train_shadows(
         return
     opened, records = prepare_pool(pool, changes, **options)
     warn(opened.manifest.warnings, quiet=quiet)
+    if opened.spec.data.normalize != "none" and "normalize" not in changes.get("data", {}):
+        means, _, deviations = opened.spec.data.normalize.partition("/")
+        how = f"{short(means)} and {short(deviations)}" if deviations else short(means)
+        note(f"inputs are standardized by {how} (with --normalize none: as they are)", quiet=quiet)
     _train(opened, records, workers=workers, scheduler=scheduler, indices=chosen, device=device, quiet=quiet)
     if not quiet:
         _pool_table(opened)
@@ -229,7 +234,7 @@ def _pool_table(pool: Pool) -> None:
             [arm, f"{good}/{pool.spec.n}", mean("member_accuracy"), mean("nonmember_accuracy")]
             + [mean("population_accuracy"), clock(sum(info.seconds for info in infos))]
         )
-    columns = ["arm", "trained", "members", "non-members", "population", "time"]
+    columns = ["arm", "usable", "members", "non-members", "population", "time"]
     stdout().print(table("Accuracy, mean over models", columns, rows))
 
 

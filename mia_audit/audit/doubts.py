@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mia_audit.audit.rows import FEWEST_NONMEMBERS
+from mia_audit.audit.rows import FEWEST_NONMEMBERS, clearer_rows
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence
 from mia_audit.metrics.distributions import TWO_SIDED, midranks, student_quantile
@@ -35,6 +35,18 @@ def reversed_rows(rows: Iterable[AttackRow]) -> list[str]:
     if not found:
         return []
     return [f"AUC below .5, {', '.join(found)}: are members and non-members exchanged?"]
+
+
+def disagreeing_rows(rows: Sequence[AttackRow], attack: str, arm: str) -> list[str]:
+    """Attacks that find members where the headline attack, fixed beforehand, finds none."""
+    clearer = clearer_rows(rows, attack, arm)
+    if not clearer:
+        return []
+    named = ", ".join(f"{row.attack} ({row.auc:.3f})" for row in clearer)
+    return [
+        f"{attack} does not tell members from others, but by AUC {named} does: the target leaks, and its shadows do "
+        "not imitate it, so the headline understates; train the pool by the target's own recipe"
+    ]
 
 
 def fit_doubts(target: Target, label: np.ndarray, evidence: ArmEvidence) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
 from mia_audit.audit.cautions import accuracy_warnings, dropped_warnings, few_models_warnings, member_warnings, unique
-from mia_audit.audit.doubts import asked_again, fit_doubts, reversed_rows
+from mia_audit.audit.doubts import asked_again, disagreeing_rows, fit_doubts, reversed_rows
 from mia_audit.audit.drawings import target_drawings
 from mia_audit.audit.rows import epsilon_of_target, headline_of, target_row
 from mia_audit.audit.scoring import (
@@ -157,6 +157,7 @@ def _result(
         *notes,
         *member_warnings(target, evidence),
         *reversed_rows(rows),
+        *disagreeing_rows(rows, judged.headline, target.arm),
         *fit_doubts(target, data.records.label, evidence),
         *accuracy_warnings(info, evidence),
         *dropped_warnings(judged.scores, pool),

@@ -18,6 +18,7 @@ from shadow_pool.models.norms import batchnorm_without_running_stats, ratios_fro
 from shadow_pool.models.resolve import check_model
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.precision import check_device
 from shadow_pool.train.target import read_facts
 from shadow_pool.train.unit import preprocess_of, starting_model
 
@@ -65,6 +66,7 @@ def open_target(
         UserError: the file cannot be opened safely, its keys or shapes do not fit, members do not match the
             records, or the model gives non-finite logits.
     """
+    check_device(device)
     checkpoint = open_checkpoint(path, trust=trust)
     members, facts, cautions = _members_file(members, checkpoint)
     arm = parse_arm(arm or facts.get("arm") or _guessed_arm(checkpoint, pool, arch)).name
@@ -139,7 +141,15 @@ def _built(checkpoint: Checkpoint, pool: Pool, arm: str, arch: str | None) -> tu
     """The module that the file held, else the architecture with its weights, and notes."""
     if checkpoint.module is None:
         model = starting_model(pool, arm, arch=arch)
-        return model, load_into(model, checkpoint)
+        try:
+            return model, load_into(model, checkpoint)
+        except UserError as error:
+            fits = _guessed_arm(checkpoint, pool, arch)
+            if fits == arm or parse_arm(fits).norm == parse_arm(arm).norm:
+                raise
+            raise UserError(
+                f"{error}; as arm {fits} it may fit: arm {arm} judges checkpoints that were built as its models are"
+            ) from None
     module = checkpoint.module.float()
     check_model(module, pool.manifest.model_shape, len(pool.spec.data.classes), arch=str(checkpoint.path))
     return module, ()

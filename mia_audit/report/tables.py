@@ -229,13 +229,19 @@ def recommendation(result: AuditResult) -> str:
     best = min(close, key=lambda arm: arm.auc if arm.auc is not None else 1.0, default=batch)
     if best.arm == "batch" or best.auc is None or best.test_accuracy is None:
         return "No other arm of this pool leaks less at a test accuracy within one point of batch's."
-    apart = best.auc_ci is not None and batch.auc_ci is not None and best.auc_ci[1] < batch.auc_ci[0]
+    if best.auc_ci is None or batch.auc_ci is None:
+        overlap = " There are no intervals to compare: they take eight models an arm."
+    else:
+        overlap = "" if best.auc_ci[1] < batch.auc_ci[0] else " The two intervals overlap."
     return (
         f"Of the arms whose test accuracy is within one point of batch's, {best.arm} ({arm_words(best.arm)}) leaks "
-        f"least: AUC {number(best.auc)} {interval(best.auc_ci)} against {number(batch.auc)} {interval(batch.auc_ci)}, "
-        f"test accuracy {percent(best.test_accuracy)} against {percent(batch.test_accuracy)}."
-        + ("" if apart else " The two intervals overlap.")
+        f"least: AUC {_auc(best)} against {_auc(batch)}, "
+        f"test accuracy {percent(best.test_accuracy)} against {percent(batch.test_accuracy)}." + overlap
     )
+
+
+def _auc(arm: ArmSummary) -> str:
+    return " ".join(filter(None, [number(arm.auc), interval(arm.auc_ci)]))
 
 
 def _near(arm: ArmSummary, accuracy: float) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mia_audit.audit.rows import clearer_rows
 from mia_audit.results import AttackRow, AuditResult, EffectRow, Interval, TprAtFpr
 from shadow_pool.arms import parse_arm
 from shadow_pool.errors import UserError
@@ -188,7 +189,19 @@ def verdict(result: AuditResult) -> Verdict:
     if exposed:
         where = ", ".join(exposed)
         title = f"{subject} {verb} about {where}, not by this measure about all records."
+        if SUBSET_WORDS["all"] in exposed:
+            title = f"{subject} {verb}: scores tell members from others, though not at this false-positive rate."
         return Verdict("partly", title, found, f"The AUC interval lies above 0.5 for {where}: see the table below.")
+    others = clearer_rows(result.attacks, head.attack, head.arm)
+    if others:
+        named = ", ".join(f"{row.attack} (AUC {number(row.auc)} {interval(row.auc_ci)})" for row in others)
+        return Verdict(
+            "partly",
+            f"{subject} {verb}, though not by {head.attack}.",
+            f"{found} But members score higher under {named}.",
+            "The headline attack was fixed beforehand. Attacks that are right where it is not point to shadow models "
+            "that do not imitate the target: see the warnings.",
+        )
     remark = (
         "This is no proof of safety: it says that this attack, with these shadow models, did not tell members from "
         f"non-members, and that at this false-positive rate it could find at most {percent(high)} of them."

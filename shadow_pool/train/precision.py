@@ -6,6 +6,21 @@ from pathlib import Path
 
 import torch
 
+from shadow_pool.errors import UserError
+
+
+def check_device(device: str) -> None:
+    """Raise :class:`UserError` where torch has no such device here."""
+    try:
+        parsed = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device must be cpu, cuda or cuda:N, got {device!r}") from None
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {device} must be one of the {torch.cuda.device_count()} GPUs that torch finds here; "
+            "use --device cpu, or a torch built for this GPU"
+        )
+
 
 def settle_precision(precision: str, device: str) -> str:
     """``auto`` as ``bf16`` where the device multiplies bf16 in hardware, else ``fp32``; other values stay.

@@ -21,6 +21,7 @@ from shadow_pool.membership import draw_coins
 from shadow_pool.store.entry import parquet_bytes
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool
+from shadow_pool.train.precision import check_device
 from shadow_pool.train.unit import train_for_pool
 
 METADATA_KEY = b"mia_audit"
@@ -45,6 +46,7 @@ def train_target(
     file, and that members were drawn by coins, which the one-run epsilon bound needs to know.
     """
     arm = parse_arm(arm).name
+    check_device(device)
     member = draw_coins(seed, len(data.records))
     if member.sum() < 2:
         raise UserError(
