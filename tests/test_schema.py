@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import examples
 import jsonschema
+import pandas as pd
 import pytest
 
+from mia_audit.audit import audit_pool, audit_target
 from mia_audit.results import AuditResult
 from mia_audit.schemas import SCHEMAS, load_schema
+from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
+from shadow_pool.store.pool import Pool
+from shadow_pool.train.target import train_target
 
 FIXTURES = Path(__file__).parent / "fixtures" / "protocol-1"
 
@@ -54,6 +60,26 @@ def test_audits_are_written_as_published(audits: dict[str, AuditResult], name: s
     body = json.loads(json.dumps(audits[name].to_dict(), allow_nan=False))
     validator("audit").validate(body)
     keys(body, load_schema("audit"), load_schema("audit"))
+
+
+def test_real_audits_are_written_as_published(pool: Pool, pool_data: PoolData, tmp_path: Path) -> None:
+    trained = train_target(pool, pool_data, out=tmp_path / "model.pt")
+    unknown = Path(shutil.copy(trained.model, tmp_path / "unknown.pt"))
+    ids = pool_data.records.id
+    for name, members in (("few", ids[5:]), ("all", ids)):
+        pd.DataFrame({"id": members}).to_csv(tmp_path / f"{name}.csv", index=False)
+    for result in (
+        audit_target(trained.model, pool, pool_data, twins=2, workers=1),
+        audit_target(trained.model, pool, pool_data, subsets="none", attacks=("rmia",)),
+        audit_target(trained.model, pool, pool_data, members=tmp_path / "few.csv", query_mode="batch"),
+        audit_target(trained.model, pool, pool_data, members=tmp_path / "all.csv"),
+        audit_target(unknown, pool, pool_data),
+        audit_pool(pool),
+    ):
+        result.write(tmp_path)
+        body = json.loads((tmp_path / "audit.json").read_text(encoding="utf-8"))
+        validator("audit").validate(body)
+        keys(body, load_schema("audit"), load_schema("audit"))
 
 
 def test_studies_are_written_as_published() -> None:
