@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import resource, sys
 import numpy as np
@@ -23,9 +21,8 @@ print(kept, usual, faults())
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system's allocator is left alone")
 def test_blocks_of_a_training_step_are_faulted_in_once() -> None:
     found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout.split()
-    assert found[0] == "True"
+    assert found[0] == str(sys.platform.startswith("linux"))  # elsewhere the system's allocator is left alone
     usual, kept = map(int, found[1:])
-    assert kept < usual / 10
+    assert kept < usual / 10 or found[0] == "False"
