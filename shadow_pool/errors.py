@@ -12,11 +12,13 @@ _LONGEST, _MOST = 60, 200
 class UserError(ValueError):
     """Something the user can mend; the message says what was expected, what was found and what to do.
 
-    The command line prints it and exits with status 1. It is one line, whatever names of a stranger it quotes.
+    The command line prints it and exits with status 1. It is one line of at most 2,000 characters, whatever names of a stranger it
+    quotes: more is cut out of its middle.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.splitlines()))
+        line = " ".join(message.splitlines())
+        super().__init__(line if len(line) <= 2000 else f"{line[:1200]} ... {line[-700:]}")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -62,7 +62,7 @@ def check_resumes(pool: Pool) -> None:
     assert pool.missing("batch") == []
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "Ctrl-C twice", "SIGTERM"])
+@pytest.mark.parametrize("how", [pytest.param("Ctrl-C", marks=pytest.mark.slow), "Ctrl-C twice", "SIGTERM"])
 def test_an_interrupt_ends_in_one_line_without_workers_and_a_rerun_goes_on(tmp_path: Path, how: str) -> None:
     pool, _ = tiny_pool(tmp_path / "pool", {"arms": ["batch"], "recipe": {"epochs": 120}})
     command = start("train-shadows", "--pool", pool.path, "--workers", 2, "--quiet")

@@ -88,13 +88,11 @@ def forget_code() -> None:
         del sys.modules[name]
 
 
-def in_a_process(*arguments: object, **environment: str) -> tuple[int, str]:
+def in_a_process(*arguments: object) -> tuple[int, str]:
     """``mia-audit ...`` as a shell runs it: (exit status, standard error)."""
     code = "import sys; from mia_audit_cli.main import main; sys.argv[0] = 'mia-audit'; main()"
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, **environment}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     return done.returncode, done.stderr
 
 
@@ -171,16 +169,15 @@ def test_a_strangers_pool_runs_nothing_until_it_is_trusted(
         assert f"trusted: the pool pool runs 'net.py:{CALLED[field]}'" in text
 
 
-def test_a_shell_command_in_pool_json_does_not_run_in_any_command(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shell_command_in_pool_json_does_not_run(mine: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     pool = made_by(mine, Path("pool"), {}, monkeypatch)
     train_target(pool, pool_data(pool), out=Path("model.pt"))
     edit_spec(pool, arch="os:system(command='touch pwned')")
-    for command in (["score", "model.pt"], ["train-shadows", "--workers", 2]):
-        status, text = in_a_process(*command, "--quiet")
-        assert (status, text.count("\n")) == (1, 1), text
-        assert "names code to run, 'os:system'" in text
+    status, text = in_a_process("train-shadows", "--workers", 2, "--quiet")
+    assert (status, text.count("\n")) == (1, 1), text
+    assert "names code to run, 'os:system'" in text
+    status, text = run("score", "model.pt")
+    assert "names code to run, 'os:system'" in text
     with pytest.raises(UserError, match="names code to run, 'os:system'"):
         study_pool(StudySetup(out=Path()), {}, "pool")
     assert not Path("pwned").exists()
@@ -202,7 +199,9 @@ def edit_spec(pool: Pool, **changes: object) -> None:
         write_sealed(path, body)
 
 
-def test_the_users_own_pool_needs_no_trust_in_workers_twins_or_another_folder(mine: Path) -> None:
+def test_the_users_own_pool_needs_no_trust_in_workers_twins_or_another_folder(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
     """As a user works, in processes of their own."""
     Path("net.py").write_text(NET)
     write_digits(Path("digits.npz"), 120)
@@ -213,9 +212,9 @@ def test_the_users_own_pool_needs_no_trust_in_workers_twins_or_another_folder(mi
     status, text = in_a_process("score", "model.pt", "--twins", 1, "--workers", 1)
     assert status == 0, text
     Path("pool").rename("moved")
-    assert in_a_process("train-shadows", "--pool", "moved", "--n", 8, "--indices", "6-7", "--quiet") == (0, "")
-    elsewhere = {"XDG_STATE_HOME": str(mine / "another")}
-    status, text = in_a_process("report", "--pool", "moved", "--quiet", **elsewhere)
+    assert run("train-shadows", "--pool", "moved", "--n", 8, "--indices", "6-7", "--workers", 1)[0] == 0
+    monkeypatch.setenv("XDG_STATE_HOME", str(mine / "another"))
+    status, text = run("report", "--pool", "moved", "--quiet")
     assert (status, "names code to run" in text) == (1, True)
     assert sorted(path.name for path in mine.iterdir()) == ["mia-audit"]
 
