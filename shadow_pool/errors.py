@@ -12,8 +12,8 @@ _LONGEST, _MOST = 60, 200
 class UserError(ValueError):
     """Something the user can mend; the message says what was expected, what was found and what to do.
 
-    The command line prints it and exits with status 1. It is one line of at most 2,000 characters, whatever names of a stranger it
-    quotes: more is cut out of its middle.
+    The command line prints it and exits with status 1. It is one line of at most 2,000 characters, whatever names of
+    a stranger it quotes: more is cut out of its middle.
     """
 
     def __init__(self, message: str) -> None:
