@@ -396,6 +396,9 @@ def test_a_study_writes_its_three_files(tmp_path: Path) -> None:
     page = Page(tmp_path / "report.html")
     assert page.headings() == ["Claims and verdicts", "Figures", "All numbers", "How it was measured"]
     assert all(text in page.text for text in ("holds", "not resolved", "does not hold", study.summary))
+    figures = re.findall(r"<svg role.*?</svg>", page.source, flags=re.DOTALL)
+    assert figures
+    assert not any(re.search(r"#[0-9a-f]{6}\b", figure) for figure in figures)  # every colour follows the theme
     frame = pd.read_parquet(tmp_path / "study.parquet")
     assert list(frame["verdict"][:3]) == ["holds", "not resolved", "does not hold"]
     assert frame["ci_low"][0] == 0.93
@@ -414,6 +417,11 @@ def test_a_studys_verdicts_are_counted_and_its_summary_read_in_parts() -> None:
         ("Recommended", "none."),
     ]
     assert words.findings("One plain sentence.") == [("", "One plain sentence.")]
+
+
+def test_a_studys_numbers_are_of_any_size() -> None:
+    found = [words.measure(value) for value in (None, 0, -0.44639, 17, -1234.56, 2.4e-15, -1e-4)]
+    assert found == ["–", "0.000", "−0.446", "17.0", "−1234.6", "2.4e−15", "−1.0e−04"]
 
 
 def test_a_study_report_shows_hostile_text(tmp_path: Path) -> None:

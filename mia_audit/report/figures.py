@@ -34,6 +34,7 @@ _VARIABLES = {
     "#ffffff": "paper",
     MUTED: "muted",
     RULE: "rule",
+    "#cccccc": "rule",  # a legend's frame
     BLUE: "blue",
     ORANGE: "orange",
     GREEN: "green",

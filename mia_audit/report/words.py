@@ -104,9 +104,9 @@ def findings(summary: str) -> list[tuple[str, str]]:
 
 
 def measure(value: float | None) -> str:
-    """A study's number of any size: ``0.446``, ``2.4e-15``."""
+    """A study's number of any size: ``0.446``, ``17.0``, ``2.4e-15``."""
     if value is None or not 0 < abs(value) < 0.001:
-        return number(value)
+        return number(value, 3 if value is None or abs(value) < 10 else 1)
     return f"{value:.1e}".replace("-", "−")
 
 
