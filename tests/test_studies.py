@@ -62,7 +62,7 @@ def t_interval(pairs: np.ndarray) -> tuple[float, float]:
 
 def fitted(out: Path, arm: str, subset: str) -> np.ndarray:
     """Accuracy on the members of a subset by each model of a study's pool, from its stored predictions."""
-    pool = open_pool(out / "pool")
+    pool = open_pool(out / "memorization-pool")
     label, kind = pool.records["label"].to_numpy(), pool.records["subset"].to_numpy()
     return np.array(
         [
@@ -95,7 +95,7 @@ def test_memorization_rows_are_what_the_pool_says(memorization):
 
 def test_memorization_tells_when_a_level_is_reached_or_never(memorization):
     result, out = memorization
-    pool = open_pool(out / "pool")
+    pool = open_pool(out / "memorization-pool")
     first = []
     for i in range(6):
         history = pool.history("batch", i)
@@ -131,7 +131,7 @@ def test_a_study_writes_json_parquet_and_a_report(memorization, tmp_path):
 def test_gradients_are_those_of_the_stored_models(tmp_path, monkeypatch):
     monkeypatch.setattr(gradient_units, "BATCHES", 1)
     result = run("gradients", tmp_path, recipe={"epochs": 3, "lr": 0.1})
-    pool = open_pool(tmp_path / "pool")
+    pool = open_pool(tmp_path / "gradients-pool")
     records = pool_data(pool).records
     means = []
     for i in range(4):
@@ -156,7 +156,7 @@ def test_gradients_are_those_of_the_stored_models(tmp_path, monkeypatch):
 
 def test_leakage_is_the_pool_audited(tmp_path):
     result = run("leakage", tmp_path, n=8, arms=["batch", "none", "none+fit", "affine"])
-    (folder,) = tmp_path.glob("pool-*")
+    (folder,) = tmp_path.glob("leakage-pool-*")
     pool = open_pool(folder)
     subset = pool.records["subset"].to_numpy() == "ood"
     member = pool.membership[:, subset]
@@ -194,7 +194,7 @@ def test_mitigation_recommends_the_least_leaking_of_the_accurate(tmp_path):
     within = [arm for arm, value in accuracy.items() if value >= accuracy["batch"] - 0.01]
     best = min(within, key=lambda arm: auc[arm])
     assert f"Recommended: {best}, " in result.summary or (best == "batch" and "nothing" in result.summary)
-    pool = open_pool(tmp_path / "pool")
+    pool = open_pool(tmp_path / "mitigation-pool")
     expected = np.mean([info.population_accuracy for info in pool.scan("none")[0].values()])
     assert accuracy["none"] == pytest.approx(expected)
     difference = find(result, claim="the remedy leaks less", arm="batch - none", subset="ood", metric="auc")
@@ -214,7 +214,7 @@ def test_theory_holds_exactly_and_reports_real_networks(tmp_path, monkeypatch):
     assert find(result, claim="weight decay").value == pytest.approx((1 - 0.1 * 5e-4) ** -60)
     alone = find(result, arm="one position", subset="strength 30", metric="share of the predicted growth, small", at=4)
     assert alone.verdict == "does not hold"
-    pool = open_pool(tmp_path / "pool")
+    pool = open_pool(tmp_path / "theory-pool")
     history = [pool.history("batch", i) for i in range(4)]
     last = [h[(h["metric"] == "ratio_mean") & (h["epoch"] == 6)]["value"].item() for h in history]
     row = find(result, claim="in a real network a layer's mean gamma/sigma ends above one")
