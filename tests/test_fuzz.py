@@ -187,7 +187,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
     shutil.copy(target.members, add("m.members.parquet", read_listed, scored))
 
     state = torch.load(target.model, weights_only=True)
-    torch.save({"state_dict": state, "beside": Payload(folder / "ran-by-fuzz")}, add("model.pt", read_checkpoint, opened))
+    torch.save({"state_dict": state, "beside": Payload(folder / "fuzzed")}, add("model.pt", read_checkpoint, opened))
     torch.save(state, add("legacy.pt", read_checkpoint, opened), _use_new_zipfile_serialization=False)
     add("model.safetensors", read_checkpoint, opened).write_bytes(weights_bytes(state))
 
@@ -294,7 +294,7 @@ def read_all(kinds: dict[str, Kind], folder: Path, cases: int, seed: int) -> int
             refused += bool(text)
             assert "\n" not in text, where
             assert len(text) <= 2000, where
-    assert not list(folder.parents[0].rglob("ran-by-fuzz"))
+    assert not list(folder.parents[0].rglob("fuzzed"))
     return refused
 
 
