@@ -6,11 +6,11 @@ anew, with NumPy over its records. All on one thread, in CPU seconds. Pools beyo
 
 Measured 2026-11-30 on 2 cores of a virtual x86-64 machine that others used too (hence CPU seconds), one run:
 
-                              plain loops   per-target script   record   moderated   rmia    loss
-    64 models x  3,000 records     13.9 s              1.33 s   0.031 s     0.047 s  0.067 s  0.010 s
-    256 models x 10,000 records     637 s              68.2 s   0.248 s     0.460 s  0.866 s  0.087 s
+                              plain loops   per-target script   record   moderated   shrunk    rmia      loss
+    64 models x  3,000 records     10.5 s              1.22 s   0.022 s     0.024 s  0.045 s  0.059 s  0.006 s
+    256 models x 10,000 records     322 s              45.6 s   0.126 s     0.218 s  0.435 s  0.712 s  0.066 s
 
-so that moderated is 295 and 1,386 times as fast as the plain loops, 28 and 148 times as the script (which computes
+so that moderated is 436 and 1,478 times as fast as the plain loops, 51 and 209 times as the script (which computes
 the cheaper per-record spread).
 
 Run: python benchmarks/attacks.py
