@@ -100,6 +100,16 @@ def test_other_attacks_are_headed_by_attack_with_arm_and_subset_below(records: R
     assert (rows.rows[0].head, rows.rows[0].remark) == ("lira-online", "none, all")
 
 
+def test_every_figure_of_numbers_has_a_table(page: Page, target: AuditResult) -> None:
+    for words_ in ("The scores as a table", "The differences as tables", "The ratios as a table"):
+        assert words_ in page.text
+    table = tables.scores(target)
+    assert table is not None
+    member, score = target.cells["batch"]
+    assert table.rows[2].cells[0].text == words.number(float(np.median(score[member])), 2)
+    assert table.rows[2].cells[1].text == words.number(float(np.median(score[~member])), 2)
+
+
 def test_the_policy_allows_only_the_scripts_hash_and_data_pictures(page: Page) -> None:
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     scripts = re.findall(r"<script>(.*?)</script>", page.source, flags=re.DOTALL)

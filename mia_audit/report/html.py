@@ -67,6 +67,7 @@ def write_report(
         other_attacks=tables.other_attacks(result),
         rocs=list(_roc_pictures(result)),
         histograms=list(_histograms(result)),
+        scores=tables.scores(result),
         effect_sentences=[words.effect_sentence(row) for row in _main_effects(result)],
         effect_pictures=list(_effect_pictures(result)),
         effects=tables.effects(result),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.metrics.intervals import clopper_pearson, resolved
 from mia_audit.report.words import (
@@ -179,6 +181,23 @@ def arms(result: AuditResult) -> Table:
         for arm in result.arms
     )
     return Table("The pool's arms: what their models achieve and, over all records, leak.", "arm", columns, rows)
+
+
+def scores(result: AuditResult) -> Table | None:
+    """The histogram of scores as quantiles of members' and non-members', None where it is not drawn."""
+    chosen = headline_attack(result)
+    if chosen is None or chosen[1] not in result.cells:
+        return None
+    member, score = result.cells[chosen[1]]
+    sides = [score[side & ~np.isnan(score)] for side in (member, ~member)]
+    if not all(side.size for side in sides):
+        return None
+    rows = tuple(
+        Row(f"{share} %", tuple(Cell(number(float(np.percentile(side, share)), 2)) for side in sides))
+        for share in (5, 25, 50, 75, 95, 99)
+    )
+    caption = f"Scores under {chosen[0]}, arm {chosen[1]}: the value that a share of them lies below."
+    return Table(caption, "share below", ("members", "non-members"), rows)
 
 
 def calibration(result: AuditResult) -> tuple[Table | None, str]:
