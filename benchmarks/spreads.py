@@ -39,7 +39,7 @@ the other, 16 models: those of benchmarks/findings.py).
     MNIST, none+fit     8   .644 .019 .002   .668 .082 .044   .673 .094 .047   .678 .074 .033   .690 .120 .063
                        16   .682 .069 .009   .688 .103 .059   .692 .112 .058   .695 .103 .049   .702 .129 .072
 
-By a one-layer MLP of 128 units on 2,000 records of Fashion-MNIST, 5 % mislabeled, trained by a script of its own earlier:
+By a one-layer MLP of 128 units on 2,000 records of Fashion-MNIST, 5 % mislabeled, trained by an earlier script:
 
     Fashion, none       8   .666 .023 .002   .710 .109 .050   .710 .111 .051   .713 .104 .041   .742 .139 .069
     (MLP)              16   .724 .084 .015   .735 .133 .064   .736 .138 .066   .737 .135 .060   .754 .157 .076
