@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def test_the_smallest_pool_judges_a_target_and_says_what_it_cannot(tmp_path: Pat
     assert all(row.epsilon_lower is None for row in result.attacks if "lira" in row.attack)
     assert set(result.records["false_positive_rate"]) == {1.0}
     assert any("train-shadows --n 6" in text for text in result.warnings)
+
+
+def test_models_that_the_reference_arm_lacks_are_counted(
+    pool_folder: Path, pool_data: PoolData, target: TrainedTarget, tmp_path: Path
+) -> None:
+    shutil.copytree(pool_folder, tmp_path / "pool")
+    for index in ("0006", "0007"):
+        shutil.rmtree(tmp_path / "pool" / "arms" / "none" / index)
+    result = audit_target(target.model, open_pool(tmp_path / "pool"), pool_data)
+    assert any("arm none: 2 of 8 models are not trained yet" in text for text in result.warnings)
 
 
 def test_members_among_the_population_stand_outside_of_rmias(

@@ -46,7 +46,8 @@ def recipe_effect(
         for attack in attacks
         for row in effect_rows(attack, matched, load("batch"), load(arm), masks, measure)
     ]
-    return found, [*notes, *(note for _, arm in references for note in fit_warnings(load(arm)))]
+    judged = [load(arm) for _, arm in references]
+    return found, [*notes, *(note for one in judged for note in (*one.notes, *fit_warnings(one)))]
 
 
 def arm_summaries(
