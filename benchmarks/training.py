@@ -12,12 +12,13 @@ times slower where the processor has no bf16 (``auto`` takes fp32 there); torch'
 ResNet-8 1.7 times slower, LeNet the same; flushing denormals: nothing, early or late in training. The optimizer, the
 learning rate and clearing gradients are under 3 % of a LeNet step, so little is left to gain there.
 
-Keeping freed memory (shadow_pool/allocator.py): LeNet 1.6, ResNet-8 1.3 times as fast a core where page faults are dear,
-as in virtual machines; BatchNorm over 6 channels and pooling take 45 % of what remains of a LeNet step.
+Keeping freed memory (shadow_pool/allocator.py): LeNet 1.6, ResNet-8 1.3 times as fast a core where page faults are
+dear, as in virtual machines; BatchNorm over 6 channels and pooling take 45 % of what remains of a LeNet step.
 
-Measured 2026-11-30 on a virtual machine of 2 Xeon cores with nothing else running in it, 8 models, 8 epochs; images/s
-of LeNet with BatchNorm, two runs that differ by what the host did meanwhile: plain 4,488 and 6,081, ours 9,534 and 7,682
-steady (2.1 and 1.3 times), 7,354 and 6,006 cold, 17 to 22 GFLOP/s, 8 % of the peak. The other cases were not measured so.
+Measured 2026-11-30 on a virtual machine of 2 Xeon cores with nothing else running in it, 8 models, 8 epochs, images/s
+of LeNet with BatchNorm in two runs, which differ by what the host did meanwhile: plain 4,488 and 6,081, ours 9,534 and
+7,682 steady (2.1 and 1.3 times), 7,354 and 6,006 cold; 17 to 22 GFLOP/s, 8 % of the peak. The other cases were not
+measured so.
 
 Run: python benchmarks/training.py [--models 8] [--epochs 10] [--cases lenet,lenet-none,resnet8,resnet8-none]
 """
