@@ -9,8 +9,9 @@ import numpy as np
 from mia_audit.audit.rows import FEWEST_NONMEMBERS, clearer_rows
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence
-from mia_audit.metrics.distributions import TWO_SIDED, midranks, student_quantile
+from mia_audit.metrics.distributions import TWO_SIDED, normal_quantile, student_quantile
 from mia_audit.metrics.intervals import auc_delong
+from mia_audit.metrics.records import auc_of_columns
 from mia_audit.results import AttackRow
 from shadow_pool.data.records import PoolData
 from shadow_pool.queries import PLAIN
@@ -70,10 +71,10 @@ def fit_doubts(target: Target, label: np.ndarray, evidence: ArmEvidence) -> list
     if min(member.sum(), (~member).sum()) < FEWEST_NONMEMBERS:
         return []
     phi = target.records.phi[:, :1]
-    found = float(_auc(phi, member[:, None])[0])
+    found = float(auc_of_columns(phi, member[:, None])[0])
     low, high = auc_delong(member, phi[:, 0])
-    theirs = _auc(evidence.phi[:_COMPARED, :, 0].T, evidence.membership[:_COMPARED].T).tolist()
-    if found >= _least(theirs, (high - low) / (2 * student_quantile(TWO_SIDED, np.inf))):
+    theirs = auc_of_columns(evidence.phi[:_COMPARED, :, 0].T, evidence.membership[:_COMPARED].T).tolist()
+    if found >= _least(theirs, (high - low) / (2 * normal_quantile(TWO_SIDED))):
         return []
     return [
         f"phi tells the target's members from other records with an AUC of {found:.3f}, its shadows' with "
@@ -107,13 +108,6 @@ def asked_again(pool: Pool, data: PoolData, evidence: ArmEvidence) -> list[str]:
         f"stored, by up to {gap.max():.3g}: has the code that builds or feeds it changed since it was trained? Do not "
         "rely on this audit"
     ]
-
-
-def _auc(phi: np.ndarray, member: np.ndarray) -> np.ndarray:
-    """AUC [M] of phi [N, M] between members and the rest, by the sum of the members' ranks."""
-    count = member.sum(axis=0)
-    above = (midranks(phi) * member).sum(axis=0) - count * (count + 1) / 2
-    return above / (count * (len(phi) - count))
 
 
 def _least(values: list[float], own_error: float) -> float:

@@ -33,7 +33,15 @@ def vulnerability(phi: Any, membership: np.ndarray) -> np.ndarray:
 
 
 def _auc(values: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    ranks = midranks(values.mean(axis=2))
+    return auc_of_columns(values.mean(axis=2), inside)
+
+
+def auc_of_columns(values: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """AUC [N], ties half, of each column of values [K, N] between the rows that are inside, bool [K, N], and the rest.
+
+    By the sum of ranks; NaN where a column has no row inside or none outside.
+    """
+    ranks = midranks(values)
     n_in = inside.sum(axis=0)
     pairs = n_in * (len(inside) - n_in)
     wins = (ranks * inside).sum(axis=0) - n_in * (n_in + 1) / 2
