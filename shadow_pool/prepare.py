@@ -104,16 +104,16 @@ def plan_pool(
         refuse_changed_code(known)
     data = load_data(spec.data, seed=spec.seed, data_root=data_root, download=download)
     if not exists:
-        spec = replace(
-            spec, data=resolve_data_spec(spec.data, data), precision=settle_precision(spec.precision, device)
-        )
+        spec = replace(spec, data=resolve_data_spec(spec.data, data))
         if spec.init is not None and initial is None:
             raise ValueError(f"initial must hold the weights that init = {spec.init!r} names, got None")
     weights = open_pool(path).initial if exists and initial is None else None
     if initial is not None:
         weights, found = _initial_state(spec, data, initial)
         data = replace(data, warnings=(*data.warnings, *found))
-    _try_models(spec, data, weights)
+    model = _try_models(spec, data, weights)
+    if not exists:
+        spec = replace(spec, precision=settle_precision(spec.precision, device, model))
     return PlannedPool(spec, data, weights, exists)
 
 
@@ -152,11 +152,12 @@ def _initial_state(spec: PoolSpec, data: PoolData, initial: InitialWeights) -> t
     return model.state_dict(), warnings
 
 
-def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> None:
-    """Refuse an architecture, in any arm, or a training function that cannot do with the records."""
+def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> nn.Module:
+    """Refuse an architecture, in any arm, or a training function that cannot do with the records; the last model."""
     shape, classes = model_input_shape(spec.data.normalize, data.records.x), len(data.records.classes)
     for norm in dict.fromkeys(parse_arm(arm).norm for arm in spec.arms):
         model = build_model(spec.arch, norm, classes=classes, input_shape=shape, seed=0, initial=initial)
         check_model(model, shape, classes)
     if spec.train is not None:
         load_trainer(spec.train)
+    return model

@@ -357,9 +357,9 @@ def test_history_holds_the_evaluated_epochs_by_subset_and_membership(pool):
 class Viewing(nn.Module):
     """Flattens a feature map of several channels by ``view``, which takes only maps in the usual order."""
 
-    def __init__(self, flatten):
+    def __init__(self, flatten, maps):
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(256, 10)
+        self.conv, self.linear = nn.Conv2d(1, maps, 3, padding=1), nn.Linear(64 * maps, 10)
         self.flatten = flatten
 
     def forward(self, x):
@@ -367,12 +367,14 @@ class Viewing(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("flatten", "channels_last"), [(lambda x: x.view(len(x), -1), False), (lambda x: x.flatten(1), True)]
+    ("flatten", "maps", "channels_last"),
+    [(lambda x: x.view(len(x), -1), 16, False), (lambda x: x.flatten(1), 16, True), (lambda x: x.flatten(1), 6, False)],
+    ids=["view", "wide", "narrow"],
 )
-def test_images_train_in_channels_last_order_where_the_model_can(flatten, channels_last):
+def test_images_train_in_channels_last_order_where_the_model_can_and_gains(flatten, maps, channels_last):
     x, label = digits_like(40)
     torch.manual_seed(0)
-    model = Viewing(flatten)
+    model = Viewing(flatten, maps)
     outcome = train(model, x, label, epochs=4)
     assert outcome.loss < 2
     assert model.conv(torch.zeros(2, 1, 8, 8)).is_contiguous() is not channels_last

@@ -60,6 +60,7 @@ class LeNet(nn.Module):
         self.conv2 = nn.Conv2d(6, 16, 5, padding=second, bias=False)
         self.norm2 = nn.BatchNorm2d(16)
         pooled = [((size + 2 * first - 4) // 2 + 2 * second - 4) // 2 for size in (height, width)]
+        self.pool = nn.MaxPool2d(2)
         self.linear1 = nn.Linear(16 * pooled[0] * pooled[1], 120, bias=False)
         self.norm3 = nn.BatchNorm1d(120)
         self.linear2 = nn.Linear(120, 84, bias=False)
@@ -68,8 +69,8 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # ReLU commutes with max pooling and is cheaper on the pooled map.
-        x = F.relu(F.max_pool2d(self.norm1(self.conv1(x)), 2))
-        x = F.relu(F.max_pool2d(self.norm2(self.conv2(x)), 2))
+        x = F.relu(self.pool(self.norm1(self.conv1(x))))
+        x = F.relu(self.pool(self.norm2(self.conv2(x))))
         x = F.relu(self.norm3(self.linear1(x.flatten(1))))
         x = F.relu(self.norm4(self.linear2(x)))
         return self.head(x)

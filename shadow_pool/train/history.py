@@ -53,20 +53,25 @@ class History:
         if epoch in self._epochs:
             self.record(epoch, model)
 
-    def record(self, epoch: int, model: nn.Module) -> None:
-        """Evaluate the model now, once per epoch."""
+    def record(
+        self, epoch: int, model: nn.Module, records: Signals | None = None, population: Signals | None = None
+    ) -> None:
+        """Write down how the model stands, once per epoch; its signals on records and population where they are known.
+
+        Otherwise the model is asked now.
+        """
         if epoch in self._recorded:
             return
         self._recorded.add(epoch)
         data = self._data
-        signals = compute_signals(model, data.x, data.label, **self._ask)
+        signals = records or compute_signals(model, data.x, data.label, **self._ask)
         loss, correct = _losses(signals), signals.predicted == data.label
         for subset in ("all", *SUBSETS):
             rows = np.ones(len(correct), bool) if subset == "all" else data.subset == subset
             for member in (True, False):
                 self._add(epoch, subset, member, loss, correct, rows & (self._member == member))
         if len(data.population_label):
-            signals = compute_signals(model, data.population_x, data.population_label, **self._ask)
+            signals = population or compute_signals(model, data.population_x, data.population_label, **self._ask)
             loss, correct = _losses(signals), signals.predicted == data.population_label
             self._add(epoch, "population", False, loss, correct, np.ones(len(correct), bool))
         for layer, values in ratios(model).items():

@@ -171,7 +171,7 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
     ask: dict[str, Any] = {"preprocess": preprocess, "views": pool.manifest.views, "device": unit.device}
     records = compute_signals(model, data.x, data.label, **ask)
     population = compute_signals(model, data.population_x, data.population_label, **ask)
-    history.record(outcome.epochs, model)
+    history.record(outcome.epochs, model, records, population)
     correct = records.predicted == data.label
     status = "trained"
     if outcome.diverged or not np.isfinite(records.phi).all():
