@@ -12,7 +12,7 @@ times slower where the processor has no bf16 (``auto`` takes fp32 there); torch'
 ResNet-8 1.7 times slower, LeNet the same; flushing denormals: nothing, early or late in training. The optimizer, the
 learning rate and clearing gradients are under 3 % of a LeNet step, so little is left to gain there.
 
-Keeping freed memory (shadow_pool/allocator.py): LeNet 1.6, ResNet-8 1.3 times as fast a core where page faults are
+Keeping freed memory (shadow_pool/memory.py): LeNet 1.6, ResNet-8 1.3 times as fast a core where page faults are
 dear, as in virtual machines; BatchNorm over 6 channels and pooling take 45 % of what remains of a LeNet step.
 
 Measured 2026-11-30 on a virtual machine of 2 Xeon cores with nothing else running in it, 8 models, 8 epochs, images/s
@@ -34,49 +34,74 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-BATCH = 64
+BATCH, LR, SEED = 64, 0.05, 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """``records`` digits as images of ``shape``; each of ``models`` trains on half of them."""
+
+    arch: str
+    shape: tuple[int, int, int]
+    arm: str
+    records: int
+    models: int
+    epochs: int
+
+    @property
+    def images(self) -> int:
+        """Images trained on, over all models and epochs."""
+        return self.models * self.epochs * (self.records // 2)
+
+
 CASES = {
-    # name: arch, shape, arm, records in all
-    "lenet": ("lenet", (1, 28, 28), "batch", 3000),
-    "lenet-none": ("lenet", (1, 28, 28), "none", 3000),
-    "resnet8": ("resnet8", (3, 32, 32), "batch", 1000),
-    "resnet8-none": ("resnet8", (3, 32, 32), "none", 1000),
-    "resnet18": ("resnet18", (3, 32, 32), "batch", 256),
+    "lenet": Case("lenet", (1, 28, 28), "batch", 1796, 16, 20),
+    "lenet-none": Case("lenet", (1, 28, 28), "none", 1796, 16, 20),
+    "resnet8": Case("resnet8", (3, 32, 32), "batch", 1000, 8, 10),
+    "resnet8-none": Case("resnet8", (3, 32, 32), "none", 1000, 8, 10),
+    "resnet18": Case("resnet18", (3, 32, 32), "batch", 256, 4, 3),
 }
 
 
-def images(shape: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Noise with a bright square whose place tells the label: uint8 [count, C, H, W]."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 90, (count, *shape), dtype=np.uint8)
-    label = rng.integers(0, 10, count)
-    for image, place in zip(x, label, strict=True):
-        image[:, 4 * (place // 5) : 4 * (place // 5) + 4, 5 * (place % 5) : 5 * (place % 5) + 4] = 250
-    return x, label
+def problem(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Digits blown up to the case's shape, uint8 [N, C, H, W], and their labels, one in ten of them drawn anew."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    small, label = load_digits(return_X_y=True)
+    channels, *size = case.shape
+    x = torch.from_numpy(small[: case.records].reshape(-1, 1, 8, 8) * (255 / 16))
+    x = torch.nn.functional.interpolate(x, size, mode="bilinear").clamp(0, 255).expand(-1, channels, -1, -1)
+    rng, label = np.random.default_rng(SEED), label[: case.records].astype(np.int64)
+    drawn = rng.random(len(label)) < 0.1
+    label[drawn] = rng.integers(0, 10, drawn.sum())
+    return x.to(torch.uint8).numpy(), label
 
 
-def train_plain(case: str, models: int, epochs: int) -> dict[str, float]:
-    """The loop everyone writes; half of the records are each model's members."""
+def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
+    """The loop everyone writes; the models ask about all records once it has ended, outside its time."""
     import torch
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms
 
+    from shadow_pool.membership import draw_membership
     from shadow_pool.models.resolve import build_model
+    from shadow_pool.signals import phi_from_logits
 
-    arch, shape, arm, count = CASES[case]
-    x, label = images(shape, count)
-    mean, std = [0.2] * shape[0], [0.2] * shape[0]
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
+    x, label = problem(case)
+    mean = [0.2] * case.shape[0]
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, mean)])
 
     class Half(Dataset[Any]):
-        def __init__(self, rows: np.ndarray) -> None:
-            self.x, self.label = x[rows].transpose(0, 2, 3, 1).copy(), label[rows]
+        def __init__(self, member: np.ndarray) -> None:
+            self.x, self.label = x[member].transpose(0, 2, 3, 1).copy(), label[member]
 
         def __len__(self) -> int:
             return len(self.x)
@@ -84,71 +109,92 @@ def train_plain(case: str, models: int, epochs: int) -> dict[str, float]:
         def __getitem__(self, index: int) -> tuple[Any, int]:
             return transform(self.x[index]), int(self.label[index])
 
-    started = time.perf_counter()
-    for index in range(models):
-        model = build_model(arch, arm, classes=10, input_shape=shape, seed=index).train()
-        loader = DataLoader(Half(np.random.default_rng(index).permutation(count)[: count // 2]), BATCH, shuffle=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
-        for _ in range(epochs):
+    started, trained = time.perf_counter(), []
+    for index, member in enumerate(draw_membership(SEED, case.models, case.records)):
+        torch.manual_seed(index)
+        model = build_model(case.arch, case.arm, classes=10, input_shape=case.shape, seed=index).train()
+        loader = DataLoader(Half(member), BATCH, shuffle=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, case.epochs * len(loader))
+        for _ in range(case.epochs):
             for batch, target in loader:
                 optimizer.zero_grad()
                 F.cross_entropy(model(batch), target).backward()
                 optimizer.step()
                 schedule.step()
-    return {"seconds": time.perf_counter() - started, "memory": _peak(resource.RUSAGE_SELF)}
+        trained.append(model.eval())
+    seconds, memory = time.perf_counter() - started, _peak(resource.RUSAGE_SELF)
+    inputs = (torch.from_numpy(x).float() / 255 - 0.2) / 0.2
+    with torch.no_grad():
+        phi = [phi_from_logits(torch.cat([model(part) for part in inputs.split(256)]), label) for model in trained]
+    np.save(phi_file, np.stack(phi))
+    return {"seconds": seconds, "memory": memory}
 
 
-def train_ours(case: str, models: int, epochs: int) -> dict[str, float]:
+def train_ours(case: Case, precision: str, phi_file: str) -> dict[str, float]:
     """Two pools one after the other: the first starts the workers, the second finds them running."""
     from joblib.externals.loky import get_reusable_executor
 
     from shadow_pool.prepare import prepare_pool
     from shadow_pool.train.schedule import train_pool, worker_count
 
-    arch, shape, arm, count = CASES[case]
-    x, label = images(shape, count)
+    x, label = problem(case)
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "data.npz", x=x, y=label)
         for name in ("cold", "steady"):
             spec = {
-                "n": models,
-                "arch": arch,
-                "arms": [arm],
+                "n": case.models,
+                "arch": case.arch,
+                "arms": [case.arm],
+                "seed": SEED,
+                "precision": precision,
                 "data": {"source": f"{folder}/data.npz", "holdout": 0.0, "normalize": "0.2/0.2"},
-                "recipe": {"epochs": epochs, "batch_size": BATCH, "lr": 0.02},
+                "recipe": {"epochs": case.epochs, "batch_size": BATCH, "lr": LR, "weight_decay": 5e-4},
             }
             pool, data = prepare_pool(Path(folder) / name, spec)
             started = time.perf_counter()
             receipts = train_pool(pool, data)
             seconds.append(time.perf_counter() - started)
             assert not [receipt for receipt in receipts if receipt.outcome == "failed"]
+        np.save(phi_file, np.stack([pool.signals(case.arm, index).phi[:, 0] for index in range(case.models)]))
     get_reusable_executor().shutdown(wait=True)
     memory = worker_count(None, "cpu") * _peak(resource.RUSAGE_CHILDREN) + _peak(resource.RUSAGE_SELF)
     return {"cold": seconds[0], "seconds": seconds[1], "memory": memory}
 
 
-def flops_per_image(case: str) -> float:
+def auc(case: Case, phi: np.ndarray) -> str:
+    """AUC of lira-online, every model in turn the target, with its interval; a dash for a pool of under six models."""
+    from mia_audit.metrics.jackknife import jackknife_pool
+    from shadow_pool.membership import draw_membership
+
+    if case.models < 6:
+        return "-"
+    membership = draw_membership(SEED, case.models, case.records)
+    found = jackknife_pool("lira-online", phi, membership, {"all": np.ones(case.records, bool)}, metrics=("auc",))
+    low, high = found.interval()
+    return f"{found.estimate[0, 0]:.3f} [{low[0, 0]:.3f}, {high[0, 0]:.3f}]"
+
+
+def flops_per_image(case: Case) -> float:
     """Of a forward and a backward pass."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from shadow_pool.models.resolve import build_model
 
-    arch, shape, arm, _ = CASES[case]
-    model = build_model(arch, arm, classes=10, input_shape=shape, seed=0)
+    model = build_model(case.arch, case.arm, classes=10, input_shape=case.shape, seed=0)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(2, *shape)).sum().backward()
+        model(torch.zeros(2, *case.shape)).sum().backward()
     return counter.get_total_flops() / 2
 
 
-def measured_peak() -> float:
-    """FLOP/s of the best of several float32 matrix products."""
+def measured_peak(precision: str) -> float:
+    """FLOP/s of the best of several matrix products on all cores."""
     import torch
 
-    a = torch.randn(2048, 2048)
-    return 2 * 2048**3 / min(_seconds(lambda: a @ a) for _ in range(5))
+    a = torch.randn(2048, 2048, dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
+    return 2 * 2048**3 / min(_seconds(lambda: a @ a) for _ in range(8))
 
 
 def _seconds(run: Callable[[], object]) -> float:
@@ -161,41 +207,46 @@ def _peak(who: int) -> float:
     return resource.getrusage(who).ru_maxrss * 1024
 
 
-def _apart(function: str, case: str, models: int, epochs: int) -> dict[str, float]:
-    """One side in a process of its own, on torch's default threads."""
-    command = [sys.executable, __file__, "--run", function, "--cases", case, "--models", str(models)]
-    command += ["--epochs", str(epochs)]
+def _apart(side: str, name: str, precision: str) -> tuple[dict[str, float], np.ndarray]:
+    """One side in a process of its own, on torch's default threads: what it measured, and phi [M, N]."""
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    values: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return values
+    with tempfile.TemporaryDirectory() as folder:
+        phi_file = f"{folder}/phi.npy"
+        command = [sys.executable, __file__, "--side", side, "--cases", name, "--precisions", precision]
+        command += ["--phi-file", phi_file]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+        values: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return values, np.load(phi_file)
 
 
 def main() -> None:
-    """Print one line per case."""
+    """Print one line per case and precision."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--cases", default="lenet,lenet-none,resnet8,resnet8-none")
-    parser.add_argument("--run", choices=["plain", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--precisions", default="fp32,bf16", help="bf16 is slow where the processor has none")
+    parser.add_argument("--side", choices=["plain", "ours"], help=argparse.SUPPRESS)
+    parser.add_argument("--phi-file", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.run:
-        side = {"plain": train_plain, "ours": train_ours}[chosen.run]
-        print(json.dumps(side(chosen.cases, chosen.models, chosen.epochs)))
+    if chosen.side:
+        side = {"plain": train_plain, "ours": train_ours}[chosen.side]
+        print(json.dumps(side(CASES[chosen.cases], chosen.precisions, chosen.phi_file)))
         return
-    peak = measured_peak()
-    print(f"{os.cpu_count()} cores, peak {peak / 1e9:.0f} GFLOP/s; {chosen.models} models a case; images/s")
-    print(f"{'case':13}{'plain':>8}{'steady':>8}{'ratio':>7}{'cold':>8}{'GFLOP/s':>9}{'of peak':>9}  memory, MB")
-    for case in chosen.cases.split(","):
-        seen = chosen.models * (CASES[case][3] // 2) * chosen.epochs
-        plain, ours = (_apart(side, case, chosen.models, chosen.epochs) for side in ("plain", "ours"))
-        rate = seen * flops_per_image(case) / ours["seconds"]
-        print(
-            f"{case:13}{seen / plain['seconds']:8,.0f}{seen / ours['seconds']:8,.0f}"
-            f"{plain['seconds'] / ours['seconds']:7.2f}{seen / ours['cold']:8,.0f}{rate / 1e9:9.1f}{rate / peak:9.1%}"
-            f"  {plain['memory'] / 1e6:,.0f} plain, {ours['memory'] / 1e6:,.0f} ours",
-            flush=True,
-        )
+    precisions = chosen.precisions.split(",")
+    peaks = {precision: measured_peak(precision) for precision in precisions}
+    print(f"{os.cpu_count()} cores, peak GFLOP/s:", {name: round(peak / 1e9) for name, peak in peaks.items()})
+    print(f"{'case':22}{'images/s':>9}{'ratio':>7}{'cold':>8}{'ratio':>7}{'GFLOP/s':>9}{'of peak':>9}{'MB':>7}  AUC")
+    for name in chosen.cases.split(","):
+        case = CASES[name]
+        plain, phi = _apart("plain", name, "fp32")
+        rate, memory = case.images / plain["seconds"], plain["memory"] / 1e6
+        print(f"{name + ' plain':22}{rate:9,.0f}{'':40}{memory:7,.0f}  {auc(case, phi)}", flush=True)
+        for precision in precisions:
+            ours, phi = _apart("ours", name, precision)
+            rates = [case.images / ours[key] for key in ("seconds", "cold")]
+            speed = rates[0] * flops_per_image(case)
+            columns = "".join(f"{r:{width},.0f}{r / rate:7.2f}" for r, width in zip(rates, (9, 8), strict=True))
+            share = f"{speed / 1e9:9.1f}{speed / peaks[precision]:9.1%}{ours['memory'] / 1e6:7,.0f}"
+            print(f"{'  ours ' + precision:22}{columns}{share}  {auc(case, phi)}", flush=True)
 
 
 if __name__ == "__main__":

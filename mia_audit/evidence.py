@@ -11,6 +11,7 @@ from mia_audit.results import SUBSET_ROWS
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
+from shadow_pool.memory import memory_limit
 from shadow_pool.signals import Signals
 from shadow_pool.store.entry import EntryInfo
 from shadow_pool.store.pool import Pool
@@ -104,12 +105,14 @@ def require_arm(pool: Pool, arm: str) -> None:
 
 
 def load_evidence(pool: Pool, arm: str, *, query_mode: str = "eval", data: PoolData | None = None) -> ArmEvidence:
-    """Read an arm's usable models. Costs one read of M x (N + P) x Q signals.
+    """Read an arm's usable models. Costs one read of M x (N + P) x Q signals, and 8 Q + 17 bytes a model and record.
 
     Query mode ``batch`` takes signals through batch statistics, computed from the stored weights on first use;
-    it needs ``data``. Raises :class:`UserError` where fewer than 4 models are usable or a file is damaged.
+    it needs ``data``. Raises :class:`UserError` where fewer than 4 models are usable, a file is damaged, or the
+    machine has too little memory.
     """
     usable, notes = required_models(pool, arm)
+    _check_memory(pool, arm, len(usable))
     if query_mode == "batch":
         if data is None:
             raise ValueError("query mode batch must have data, got None")
@@ -130,6 +133,17 @@ def load_evidence(pool: Pool, arm: str, *, query_mode: str = "eval", data: PoolD
         infos=tuple(good[index] for index in usable),
         notes=notes,
     )
+
+
+def _check_memory(pool: Pool, arm: str, models: int) -> None:
+    """Say beforehand what would end in a process killed without a word; judging takes phi a second time."""
+    needed = models * len(pool.table) * (2 * 8 * len(pool.manifest.views) + 17)
+    if needed > memory_limit():
+        raise UserError(
+            f"judging the {models} models of arm {arm} takes {needed / 1e9:.1f} GB of memory, this machine has "
+            f"{memory_limit() / 1e9:.1f} GB; use a larger one, or score blocks of records in Python with "
+            "mia_audit.audit.scoring.scores_from_disk"
+        )
 
 
 def _stacked(both: Iterable[tuple[Signals, Signals]], models: int) -> tuple[Signals, Signals]:

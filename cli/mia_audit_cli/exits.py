@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import typer
 
 from mia_audit_cli.console import note
-from shadow_pool.allocator import keep_freed_memory
 from shadow_pool.errors import UserError
+from shadow_pool.memory import keep_freed_memory
 
 
 def guarded(command: Callable[..., int | None]) -> Callable[..., None]:

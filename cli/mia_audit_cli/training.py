@@ -193,6 +193,7 @@ def _train(
 
 def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices: range | None, device: str) -> None:
     from mia_audit.plan import make_plan
+    from shadow_pool.memory import memory_limit
     from shadow_pool.train.schedule import worker_count
 
     plan = make_plan(pool, planned, workers=worker_count(workers, device), indices=indices, device=device)
@@ -205,7 +206,7 @@ def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices
     console.print(table("Cost of a model on one core", ["arm", "to train", "time", "disk"], costs))
     console.print(
         f"all {plan.models} models on {plan.workers} workers: about {_span(plan.seconds, plan.at_most)}, "
-        f"{plan.disk / 1e6:,.0f} MB of disk, {plan.memory / 1e9:.1f} GB of memory\n",
+        f"{plan.disk / 1e6:,.0f} MB of disk, {plan.memory / 1e9:.1f} of {memory_limit() / 1e9:.1f} GB of memory\n",
         markup=False,
         soft_wrap=True,
     )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import joblib
 
-from shadow_pool.allocator import keep_freed_memory
 from shadow_pool.errors import UserError
+from shadow_pool.memory import keep_freed_memory
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.unit import Receipt, Unit, preprocess_of, starting_model, train_unit

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import joblib
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
-from shadow_pool.allocator import keep_freed_memory
+from shadow_pool.memory import keep_freed_memory
 
 T = TypeVar("T")
 

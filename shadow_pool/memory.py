@@ -1,15 +1,28 @@
-"""The C library's allocator, told to keep what is freed for the next request."""
+"""Memory: how much this process may have, and the C library's allocator told to keep what is freed."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
+from pathlib import Path
 
 # From malloc.h of the GNU C library, whose manual describes both under mallopt(3).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_KEPT = 1 << 25  # the most that every version of the library accepts
 _KEPT_IN_ALL = 1 << 30
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_limit() -> int:
+    """Bytes: the machine's memory, or the container's share of it where there is a limit."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(_CGROUP_LIMIT.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no such file, or "max"
+        return machine
 
 
 @functools.cache
