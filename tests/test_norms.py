@@ -264,6 +264,27 @@ def test_coupling_is_found_by_what_layers_do(layers: list[nn.Module], coupled: s
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: torch.cumsum(x, 0),  # the first record meets nobody
+        lambda x: x.flip(0).cumsum(0).flip(0),  # nor here the last
+        lambda x: x + x.roll(1, 0),  # one neighbour each
+    ],
+    ids=["before", "after", "neighbour"],
+)
+def test_a_coupling_of_some_records_is_found(mix: Callable[[Tensor], Tensor]) -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(mix(x))
+
+    assert coupling_layer(Mixed(), torch.randn(6, 3)) == "Mixed"
+
+
 def test_a_coupling_behind_a_zeroed_branch_is_found() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:

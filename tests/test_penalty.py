@@ -85,6 +85,15 @@ def test_projection_bounds_the_ratio_and_touches_nothing_else(target: float) -> 
     assert penalty(model, target=target).item() == pytest.approx(0, abs=1e-24)
 
 
+def test_a_frozen_gamma_is_left_alone() -> None:
+    model = model_with_ratios()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    project_(model, target=0.01)
+    assert torch.equal(model[0].weight, before)
+    assert max(ratios(model)["1"].max(), ratios(model)["2"].max()) <= 0.01 + 1e-9
+
+
 def test_in_a_training_loop_both_forms_keep_ratios_down() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(64, 1, 8, 8, generator=generator), torch.randint(0, 10, (64,), generator=generator)

@@ -302,9 +302,9 @@ def _ratio(var: Tensor, weight: Tensor | None, eps: float) -> np.ndarray:
 def couples_batch(model: nn.Module, x: Tensor) -> bool:
     """Whether, in train mode, the output for one record depends on the other records of its batch.
 
-    Tested, not told by names of layers: the first record of ``x`` is run with two different sets of batch
-    peers, dropout drawing the same. Parameters that are all zero (a zero-initialized branch) would hide what lies
-    behind them and are drawn at random for the test. The model is left untouched.
+    Tested, not told by names of layers: the first, a middle and the last record of ``x`` are each run with two
+    different sets of batch peers, dropout drawing the same. Parameters that are all zero (a zero-initialized branch)
+    would hide what lies behind them and are drawn at random for the test. The model is left untouched.
 
     Args:
         x: float [N, ...], N >= 2, inputs as the model takes them.
@@ -323,30 +323,32 @@ def coupling_layer(model: nn.Module, x: Tensor) -> str | None:
             if not parameter.any():
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(noise / math.sqrt(max(1, noise[:1].numel())))
-    peers = x.clone()
-    peers[1:] = 3 * torch.randn(x[1:].shape, generator=generator).to(x) + 1
     initial = copy.deepcopy(probe.state_dict())
-    first = _first_rows(probe, x)
-    probe.load_state_dict(initial)
-    second = _first_rows(probe, peers)
-    if _same(first[-1][2], second[-1][2]):
-        return None
-    # Inner modules end before outer ones: the first with equal inputs and different outputs is where records meet.
-    return next(
-        name
-        for (name, x_a, y_a), (_, x_b, y_b) in zip(first, second, strict=True)
-        if _same(x_a, x_b) and not _same(y_a, y_b)
-    )
+    for place in sorted({0, len(x) // 2, len(x) - 1}):
+        peers = 3 * torch.randn(x.shape, generator=generator).to(x) + 1
+        peers[place] = x[place]
+        probe.load_state_dict(initial)
+        first = _rows_at(place, probe, x)
+        probe.load_state_dict(initial)
+        second = _rows_at(place, probe, peers)
+        if not _same(first[-1][2], second[-1][2]):
+            # Inner modules end before outer ones: the first with equal inputs and different outputs is where they meet.
+            return next(
+                name
+                for (name, x_a, y_a), (_, x_b, y_b) in zip(first, second, strict=True)
+                if _same(x_a, x_b) and not _same(y_a, y_b)
+            )
+    return None
 
 
-def _first_rows(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, input, output) for the first record of each module as it ends, the model and its logits last."""
+def _rows_at(place: int, model: nn.Module, x: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    """(name, input, output) of the record at ``place`` for each module as it ends, the model and its logits last."""
     rows: list[tuple[str, Tensor, Tensor]] = []
 
     def keep(name: str, inputs: tuple[object, ...], output: object) -> None:
         pair = [part for part in (*inputs[:1], output) if isinstance(part, Tensor) and part.shape[:1] == x.shape[:1]]
         if len(pair) == 2:
-            rows.append((name, pair[0][0].clone(), pair[1][0].clone()))
+            rows.append((name, pair[0][place].clone(), pair[1][place].clone()))
 
     handles = [
         module.register_forward_hook(lambda _, inputs, output, name=name: keep(name, inputs, output))
@@ -357,7 +359,7 @@ def _first_rows(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor, Tensor]]
         logits = logits_of(model(x))
     for handle in handles:
         handle.remove()
-    return [*rows, (type(model).__name__, x[0], logits[0])]
+    return [*rows, (type(model).__name__, x[place], logits[place])]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

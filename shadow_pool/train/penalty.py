@@ -19,7 +19,7 @@ def penalty(model: nn.Module, *, target: float = 1.0) -> Tensor:
     layers. Running variances are constants; the gradient reaches gamma alone.
 
     Raises:
-        UserError: the model has no BatchNorm layer with a gamma and running statistics.
+        UserError: the model has no BatchNorm layer with a gamma that trains and running statistics.
     """
     layers = _layers(model)
     # One long vector, so that the cost does not grow with the number of layers.
@@ -35,7 +35,7 @@ def project_(model: nn.Module, *, target: float = 1.0) -> None:
     """The hard form, in place after each optimizer step: abs(gamma) at most target * sqrt(running_var + eps).
 
     Raises:
-        UserError: the model has no BatchNorm layer with a gamma and running statistics.
+        UserError: the model has no BatchNorm layer with a gamma that trains and running statistics.
     """
     for layer in _layers(model):
         bound = target * _variance(layer).sqrt()
@@ -53,11 +53,12 @@ def _layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
         for layer in model.modules()
         if isinstance(layer, nn.modules.batchnorm._BatchNorm)
         and isinstance(layer.weight, nn.Parameter)
+        and layer.weight.requires_grad
         and layer.running_var is not None
     ]
     if not found:
         raise UserError(
-            f"{type(model).__name__} has no BatchNorm layer with a gamma and running statistics to penalize; "
-            "train the batch arm without a penalty"
+            f"{type(model).__name__} has no BatchNorm layer with a gamma that trains and running statistics to "
+            "penalize; train the batch arm without a penalty"
         )
     return found
