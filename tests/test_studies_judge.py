@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from mia_audit.metrics import Jackknife
+from mia_audit.studies.audits import Difference
 from mia_audit.studies.gradients import rank_correlation
 from mia_audit.studies.judge import pair_mean, sample_mean, summarize, verdict_above, verdict_within
 from mia_audit.studies.result import StudyRow
@@ -48,6 +50,35 @@ def test_too_few_for_an_interval():
     mean, ci = sample_mean(np.empty(0))
     assert math.isnan(mean)
     assert ci is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -3.7e9])
+@pytest.mark.parametrize("noise", [0.0, 1e-16])
+def test_without_spread_there_is_no_interval_and_no_verdict(value: float, noise: float):
+    values = value * (1 + noise * np.arange(6))
+    for mean, ci in (sample_mean(values), pair_mean(values, within=(-1e10, 1e10))):
+        assert mean == pytest.approx(value)
+        assert ci is None
+        assert verdict_above(ci, value - 1) == "not resolved"
+
+
+def test_what_is_not_finite_has_no_interval():
+    assert sample_mean(np.array([1.0, -np.inf, 2.0])) == (-np.inf, None)
+
+
+def test_an_excess_without_spread_over_pairs_is_not_resolved():
+    estimate = np.array([[0.9, 0.5]])
+    spread = 0.01 * np.arange(6)[:, None, None]
+    same = np.broadcast_to(estimate, (6, 1, 2))
+
+    def found(change: float, replicates: np.ndarray) -> Jackknife:
+        return Jackknife(("all",), ("auc", "tpr@0.01"), np.zeros((12, 9)), np.array([9]), estimate + change, replicates)
+
+    blind = Difference.mostly_fit(found(0.1, same), found(0, same), found(0.1, same), "")
+    assert blind.estimate == pytest.approx(0.1)
+    assert blind.interval(0, 0) is None
+    seen = Difference.mostly_fit(found(0.1, same), found(0, same), found(0.1, same + spread), "")
+    assert seen.interval(0, 0) is not None
 
 
 @given(low=st.floats(-10, 10), width=st.floats(0, 10), threshold=st.floats(-10, 10))

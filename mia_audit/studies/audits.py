@@ -36,7 +36,9 @@ class Difference:
         """(batch - epochs) - 2 (batch - fit): above zero where over half of the first vanishes at equal fit."""
         estimate = 2 * fit.estimate - epochs.estimate - batch.estimate
         replicates = 2 * fit.replicates - epochs.replicates - batch.replicates
-        return cls(name, estimate, *jackknife_interval(estimate, replicates))
+        low, high = jackknife_interval(estimate, replicates)
+        blind = low == high  # as in Jackknife.minus: without spread nothing is known
+        return cls(name, estimate, np.where(blind, np.nan, low), np.where(blind, np.nan, high))
 
     def interval(self, subset: int, metric: int) -> Interval | None:
         """The interval of one entry; None where there is none."""

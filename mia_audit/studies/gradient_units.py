@@ -15,6 +15,7 @@ from torch import nn
 from mia_audit.gradients import RecordGradients, batch_gradients, eval_gradients
 from mia_audit.studies.setup import StudyPool, StudySetup
 from shadow_pool import seeds
+from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import Records
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import open_pool
@@ -34,6 +35,7 @@ def measure_gradients(setup: StudySetup, trained: StudyPool, arms: Iterable[str]
 
     Equal seeds give the pool's own models. Every member is measured by the definition ``eval``; by ``batch`` a
     sample: of :data:`BATCHES` random training batches all outliers and :data:`CLEAN_PER_BATCH` clean records.
+    A model of a ``+fit`` arm has no rows after the epoch where it stopped.
 
     Returns:
         One row per (arm, model ``index``, ``epoch``, ``definition``, ``record``): ``subset``, ``loss``, ``norm``
@@ -78,7 +80,7 @@ def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    train_for_pool(
+    _, outcome = train_for_pool(
         pool,
         unit.arm,
         records.x[members],
@@ -86,13 +88,14 @@ def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path)
         seed=pool.spec.seed,
         index=unit.index,
         device=unit.device,
+        fit_loss=pool.info("batch", unit.index).loss if parse_arm(unit.arm).fit else None,
         on_epoch=measure,
     )
     torch.set_num_threads(threads)
     path = _file(folder, unit, epochs)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, bytes(pd.concat(parts, ignore_index=True).to_parquet(None, index=False)))
-    return Receipt(unit, "trained", time.perf_counter() - started, pool.spec.recipe.epochs * len(members))
+    return Receipt(unit, "trained", time.perf_counter() - started, outcome.epochs * len(members))
 
 
 def _table(epoch: int, definition: str, rows: np.ndarray, found: RecordGradients, model: nn.Module) -> pd.DataFrame:

@@ -40,12 +40,16 @@ def pair_mean(values: np.ndarray, *, within: Interval = (-math.inf, math.inf)) -
 
 
 def sample_mean(values: np.ndarray) -> tuple[float, Interval | None]:
-    """Mean of independent values [K] and its 95 % interval (Student t); None for fewer than two."""
+    """Mean of independent values [K] and its 95 % interval (Student t).
+
+    None for fewer than two values, and where all are the same but for rounding or one is not finite: a sample without
+    spread does not say how far its mean may lie off.
+    """
     count = len(values)
     if not count:
         return math.nan, None
     mean = float(values.mean())
-    if count < 2:
+    if not np.isfinite(values).all() or np.ptp(values) <= 1e-12 * np.abs(values).max():
         return mean, None
     half = float(student_quantile(TWO_SIDED, count - 1) * values.std(ddof=1) / np.sqrt(count))
     return mean, (mean - half, mean + half)
