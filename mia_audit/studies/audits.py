@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mia_audit.evidence import arm_trains, load_evidence, subset_masks
+from mia_audit.evidence import load_evidence, subset_masks
 from mia_audit.metrics import Jackknife, jackknife_interval, jackknife_pool
 from mia_audit.results import METRICS, Interval, ends
 from mia_audit.studies.result import StudyRow
@@ -47,7 +47,7 @@ class Difference:
 
 def audit_arms(trained: StudyPool, arms: Iterable[str], *, query_mode: str = "eval") -> dict[str, Jackknife]:
     """The headline attack on each arm that trains, over the models that all of them have."""
-    usable = [arm for arm in arms if arm_trains(trained.pool, arm)]
+    usable = [arm for arm in trained.arms() if arm in set(arms)]
     common = trained.models(*usable)
     found = {}
     for arm in usable:

@@ -13,25 +13,19 @@ from mia_audit.studies.judge import SHARE, pair_mean
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, INK, MUTED)
 
 
-def draw_course(
-    axes: Axes, table: pd.DataFrame, label: str, *, marker: str | None = None, share: bool = False
-) -> np.ndarray:
+def draw_course(axes: Axes, table: pd.DataFrame, label: str, *, marker: str | None = None, share: bool = False) -> None:
     """Draw the mean over models with its 95 % interval (over pairs) as a band.
 
     Args:
         table: [models, epochs], models in whole pairs; the columns are the epochs.
         share: the values are shares; the band stays between 0 and 1.
-
-    Returns:
-        The means [epochs].
     """
     within = SHARE if share else (-np.inf, np.inf)
     summary = [pair_mean(table[epoch].to_numpy(), within=within) for epoch in table.columns]
     mean = np.array([value for value, _ in summary])
-    low, high = np.array([ci or (np.nan, np.nan) for _, ci in summary]).T
+    low, high = np.array([ci or (np.nan, np.nan) for _, ci in summary]).reshape(-1, 2).T
     (line,) = axes.plot(table.columns, mean, marker=marker, markersize=3, label=label)
     axes.fill_between(table.columns, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    return mean
 
 
 def log_scale(axes: Axes, names: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mia_audit.evidence import arm_trains, load_evidence
+from mia_audit.evidence import load_evidence
 from mia_audit.metrics import vulnerability
 from mia_audit.report.figures import MUTED, canvas
 from mia_audit.results import Interval
@@ -66,8 +66,7 @@ def gradients(setup: StudySetup) -> StudyResult:
     early = judged[0]
     course = np.geomspace(1, trained.epochs, min(8, trained.epochs))
     epochs = sorted({*judged, *(round(epoch) for epoch in course)})
-    others = [arm for arm in trained.pool.spec.arms if arm_trains(trained.pool, arm)]
-    cells = measure_gradients(setup, trained, dict.fromkeys(("batch", reference, *others)), epochs)
+    cells = measure_gradients(setup, trained, dict.fromkeys(("batch", reference, *trained.arms())), epochs)
     both = cells[cells["arm"].isin(("batch", reference)) & cells["index"].isin(trained.models("batch", reference))]
     classes = len(trained.data.records.classes)
     subsets = ("clean", *trained.outliers())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mia_audit.evidence import reference_arms, usable_models
+from mia_audit.evidence import arm_trains, reference_arms, usable_models
 from mia_audit.initial import initial_weights
 from mia_audit.studies.judge import summarize
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
@@ -83,6 +83,10 @@ class StudyPool:
     def outliers(self) -> tuple[str, ...]:
         """The outlier subsets that the records have."""
         return tuple(name for name in OUTLIERS if (self.data.records.subset == name).any())
+
+    def arms(self) -> list[str]:
+        """The arms whose models train, in the order of the spec."""
+        return [arm for arm in self.pool.spec.arms if arm_trains(self.pool, arm)]
 
     def models(self, *arms: str) -> np.ndarray:
         """Indices of the models, in whole pairs, that trained in all of ``arms``."""
