@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import joblib
@@ -120,28 +125,67 @@ def test_blocks_of_records_are_scored_by_the_workers_with_the_bits_of_one_proces
     assert set(ran) <= {worker.pid for worker in two_workers.workers}
 
 
-def test_workers_that_cannot_train_are_named_before_anything_is_trained(two_workers: Dask, tmp_path: Path) -> None:
-    # An absolute path that leads every process into its own working folder, as a disk that is not shared does.
-    unshared = Path("/proc/self/cwd/pool")
+@pytest.fixture
+def unshared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An absolute path that leads every process into its own working folder, as a disk that is not shared does."""
+    monkeypatch.chdir(tmp_path)
+    return Path("/proc/self/cwd/pool")
+
+
+def test_workers_that_cannot_train_are_named_before_anything_is_trained(
+    two_workers: Dask, tmp_path: Path, unshared: Path
+) -> None:
     pool, data = make(tmp_path / "pool")
-    first = two_workers.folders[0]
-    (first / "pool").mkdir()
-    (first / "pool" / "pool.json").write_bytes(b"{}")
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        with (
-            pytest.raises(UserError) as caught,
-            cluster.dask_backend(two_workers.address, unshared, TrainingData.of(data)),
-        ):
-            pass
-    finally:
-        os.chdir(before)
+    copy = two_workers.folders[0] / "pool"
+    shutil.copytree(pool.path, copy)
+    with (
+        pytest.raises(UserError) as caught,
+        cluster.dask_backend(two_workers.address, unshared, TrainingData.of(data)),
+    ):
+        pass
     text = str(caught.value)
     assert text.startswith("2 of 2 Dask workers cannot train into the pool: tcp://127.0.0.1:")
-    assert "sees another pool in /proc/self/cwd/pool" in text
+    assert "sees another folder, perhaps a copy, in /proc/self/cwd/pool" in text
     assert "does not see /proc/self/cwd/pool (No such file or directory)" in text
     assert pool.missing("batch") == [0, 1, 2, 3]
+    assert not list(pool.path.glob(".seen*"))
+
+
+def test_a_model_that_a_worker_put_elsewhere_is_not_taken_for_trained(
+    two_workers: Dask, tmp_path: Path, unshared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a worker joins after the check, or its disk goes."""
+    pool, data = make(tmp_path / "pool", arms=["batch"], epochs=1)
+    for folder in two_workers.folders:
+        shutil.rmtree(folder / "pool", ignore_errors=True)
+        shutil.copytree(pool.path, folder / "pool")
+    monkeypatch.setattr(cluster, "_check_workers", lambda *rest: None)
+    monkeypatch.setattr(Path, "resolve", lambda path: unshared)
+    receipts = train_pool(pool, data, scheduler=two_workers.address)
+    assert [receipt.outcome for receipt in receipts] == ["failed"] * 4
+    assert all(re.match("a worker says .*000. is not here: .* every worker must see", r.message) for r in receipts)
+    assert pool.missing("batch") == [0, 1, 2, 3]
+
+
+def test_workers_that_do_not_answer_are_named_and_those_that_leave_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, data = make(tmp_path / "pool")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as here,
+        Client(here, set_as_default=False) as client,
+    ):
+        busy, leaving = (worker.address for worker in here.workers.values())
+        work = [client.submit(time.sleep, 1, workers=[worker], pure=False) for worker in (busy, leaving)]
+        monkeypatch.setattr(cluster, "CHECK", 0.1)
+        with pytest.raises(UserError, match=rf"within 0.1 s, 2 of 2 did not: .*{busy}.*; wait until"):
+            train_pool(pool, data, scheduler=here.scheduler_address)
+        monkeypatch.setattr(cluster, "CHECK", 60.0)
+        threading.Timer(0.2, client.retire_workers, [[leaving]]).start()
+        with cluster.dask_backend(here.scheduler_address, pool.path, TrainingData.of(data)):
+            assert list(client.nthreads()) == [busy]
+        assert work[0].done()
+    assert not list(pool.path.glob(".seen*"))
 
 
 def test_workers_without_the_users_files_are_named(
@@ -164,6 +208,21 @@ def test_a_scheduler_without_workers_or_with_threads_is_refused(
         here = LocalCluster(n_workers=workers, threads_per_worker=2, processes=False, dashboard_address=":0")
         with here, pytest.raises(UserError, match=message):
             train_pool(pool, data, scheduler=here.scheduler_address)
+
+
+def test_a_wait_for_workers_that_ends_in_dasks_own_error_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotTheBuiltinOne(Exception):
+        """What asyncio.TimeoutError is on Python 3.10."""
+
+    def wait(*rest: Any, **options: Any) -> None:
+        raise NotTheBuiltinOne
+
+    monkeypatch.setattr("distributed.TimeoutError", NotTheBuiltinOne)
+    client = SimpleNamespace(wait_for_workers=wait)
+    with pytest.raises(UserError, match="must have workers, found none"):
+        cluster._check_workers(client, "tcp://head:8786", tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nowhere", "gopher://127.0.0.1:9"])

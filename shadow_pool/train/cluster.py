@@ -7,9 +7,12 @@ belong to the process, so units in one process take turns.
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +27,12 @@ from shadow_pool.train.usertrain import load_trainer
 from shadow_pool.usercode import describe
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distributed import Client, Future
 
 WAIT = 10.0
 """Seconds to wait for the scheduler to answer, and for it to have a worker."""
+CHECK = 120.0
+"""Seconds to wait for every worker to say whether it can train: it imports torch first."""
 _TURN = threading.Lock()
 
 
@@ -45,7 +50,7 @@ def dask_backend(scheduler: str, pool: Path, data: TrainingData) -> Iterator[Non
 
     Raises:
         UserError: distributed is not installed, the scheduler does not answer or has no workers, or workers have
-            several threads, do not see the pool, or lack what its models need; those are named.
+            several threads, do not answer, do not see the pool, or lack what its models need; those are named.
     """
     try:
         import distributed
@@ -73,14 +78,34 @@ def train_on_worker(unit: Unit, data: TrainingData) -> Receipt:
         return train_unit(unit, data)
 
 
+def arrived(receipt: Receipt) -> Receipt:
+    """The receipt of a worker, or a failed one where the model it tells of is not in the pool that this side sees."""
+    entry = receipt.unit.entry
+    if receipt.outcome in ("failed", "busy") or entry.exists():
+        return receipt
+    # A network file system may remember that it was missing: making a file beside it has the folder looked at anew.
+    with suppress(OSError), tempfile.NamedTemporaryFile(dir=entry.parent, prefix="."):
+        pass
+    if entry.exists():
+        return receipt
+    message = (
+        f"a worker says {receipt.outcome}, but {entry} is not here: it wrote to another folder of that name; "
+        "every worker must see this one"
+    )
+    return Receipt(receipt.unit, "failed", message=message)
+
+
 def _check_workers(client: Client, scheduler: str, pool: Path) -> None:
+    from distributed import TimeoutError as Late  # on Python 3.10 not the builtin one
+
+    none = UserError(
+        f"the Dask scheduler at {scheduler} must have workers, found none in {WAIT:g} s; "
+        f"start some with: dask worker {scheduler} --nworkers 4 --nthreads 1"
+    )
     try:
         client.wait_for_workers(1, timeout=WAIT)
-    except (OSError, TimeoutError):
-        raise UserError(
-            f"the Dask scheduler at {scheduler} must have workers, found none in {WAIT:g} s; "
-            f"start some with: dask worker {scheduler} --nworkers 4 --nthreads 1"
-        ) from None
+    except (OSError, Late):
+        raise none from None
     threads = client.nthreads()
     several = [f"{worker} ({count})" for worker, count in threads.items() if count > 1]
     if several:
@@ -88,12 +113,19 @@ def _check_workers(client: Client, scheduler: str, pool: Path) -> None:
             f"Dask workers must have one thread each, found {_few(several)}: models in one process take turns; "
             f"start them with: dask worker {scheduler} --nworkers 4 --nthreads 1"
         )
-    content = (pool / "pool.json").read_bytes()
-    asked = {
-        worker: client.submit(_obstacle, pool, content, workers=[worker], allow_other_workers=False, pure=False)
-        for worker in threads
-    }
-    found = {worker: future.exception() or future.result() for worker, future in asked.items()}
+    # A copy of the folder holds the same pool.json, but not a file of a random name that was made just now.
+    token = pool / f".seen-{secrets.token_hex(8)}"
+    token.touch()
+    try:
+        asked = {
+            worker: client.submit(_obstacle, token, workers=[worker], allow_other_workers=False, pure=False)
+            for worker in threads
+        }
+        found = _answers(client, asked)
+    finally:
+        token.unlink(missing_ok=True)
+    if not found:
+        raise none
     unfit = [f"{worker} {obstacle}" for worker, obstacle in found.items() if obstacle]
     if unfit:
         raise UserError(
@@ -102,13 +134,32 @@ def _check_workers(client: Client, scheduler: str, pool: Path) -> None:
         )
 
 
-def _obstacle(path: Path, content: bytes) -> str | None:
-    """On a worker: what keeps it from training into the pool, in words, or None."""
+def _answers(client: Client, asked: dict[str, Future]) -> dict[str, object]:
+    """What each worker answered, without those that left meanwhile. Raises :class:`UserError` after :data:`CHECK`."""
+    end = time.monotonic() + CHECK
+    while True:
+        present = client.nthreads()
+        asked = {worker: future for worker, future in asked.items() if future.done() or worker in present}
+        silent = [worker for worker, future in asked.items() if not future.done()]
+        if not silent:
+            return {worker: future.exception() or future.result() for worker, future in asked.items()}
+        if time.monotonic() > end:
+            raise UserError(
+                f"every Dask worker must answer within {CHECK:g} s, {len(silent)} of {len(asked)} did not: "
+                f"{_few(silent)}; wait until they end what they are at, or restart them"
+            )
+        time.sleep(0.05)
+
+
+def _obstacle(token: Path) -> str | None:
+    """On a worker: what keeps it from training into the folder that holds ``token``, in words, or None."""
+    path = token.parent
     try:
-        if (path / "pool.json").read_bytes() != content:
-            return f"sees another pool in {path}"
+        (path / "pool.json").read_bytes()
     except OSError as error:
         return f"does not see {path} ({error.strerror})"
+    if not token.exists():
+        return f"sees another folder, perhaps a copy, in {path}"
     with _TURN:
         try:
             pool = open_pool(path, trust=True)  # checked by whoever asks

@@ -129,8 +129,8 @@ def _round(units: list[Unit], data: TrainingData, workers: int, scheduler: str |
     if scheduler is None:
         yield from run_in_workers(train_unit, calls, workers=workers)
         return
-    from shadow_pool.train.cluster import dask_backend, train_on_worker
+    from shadow_pool.train.cluster import arrived, dask_backend, train_on_worker
 
     with dask_backend(scheduler, units[0].pool, data):
         parallel = joblib.Parallel(batch_size=1, pre_dispatch="all", return_as="generator_unordered")
-        yield from parallel(joblib.delayed(train_on_worker)(*call) for call in calls)
+        yield from map(arrived, parallel(joblib.delayed(train_on_worker)(*call) for call in calls))
