@@ -59,7 +59,7 @@ def gradients(setup: StudySetup) -> StudyResult:
     Judged as ratios (norms) or differences (pushes) of paired models with intervals over pairs, at epochs and
     losses fixed beforehand. Raises :class:`UserError` where no arm without BatchNorm trains.
     """
-    values = setup.values(DEFAULTS, compares=True)
+    values = setup.values(DEFAULTS, compares=True, follows=True)
     trained = study_pool(setup, values, "gradients-pool")
     reference = trained.references()["epochs"]
     judged = tuple(max(1, round(share * trained.epochs)) for share in (EARLY, MIDDLE, LATE))

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from mia_audit.metrics import Jackknife
 from mia_audit.report.figures import MUTED, canvas
-from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows
+from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows, unresolved_warnings
 from mia_audit.studies.draw import PALETTE, legend_above
-from mia_audit.studies.judge import verdict_above, verdict_within
+from mia_audit.studies.judge import HOLDS, verdict_above, verdict_within
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import OUTLIERS, StudyPool, StudySetup, finish, study_pool
 from shadow_pool.spec import merge
@@ -37,6 +37,7 @@ def leakage(setup: StudySetup) -> StudyResult:
     the delete-a-pair jackknife. Raises :class:`UserError` where no arm without BatchNorm trains.
     """
     rows: list[StudyRow] = []
+    warnings: list[str] = []
     pools, effects = [], {}
     for share, shares in _shares(setup).items():
         values = setup.values(merge(DEFAULTS, {"data": shares}), compares=True)
@@ -45,8 +46,9 @@ def leakage(setup: StudySetup) -> StudyResult:
         found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
         rows += [row for arm, one in found.items() for row in level_rows(one, arm, share)]
         differences = _differences(trained, found)
-        rows += _effect_rows(differences, next(iter(found.values())), share)
-        rows += _fit_rows(trained, found, share)
+        rows += _effect_rows(differences, found["batch"], share)
+        rows += _fit_rows(trained.references(), found, differences["epochs"], share)
+        warnings += [f"outlier share {share}: {text}" for text in unresolved_warnings(found["batch"])]
         effects[share] = (differences, found)
     figures = [_figure(effects, subset) for subset in ("all", "clean", *OUTLIERS)]
     settings = {
@@ -55,7 +57,7 @@ def leakage(setup: StudySetup) -> StudyResult:
         "attack": ATTACK,
         "reference arms": pools[0].references(),
     }
-    return finish("leakage", rows, [figure for figure in figures if figure], pools, settings)
+    return finish("leakage", rows, [figure for figure in figures if figure], pools, settings, warnings=warnings)
 
 
 def _shares(setup: StudySetup) -> dict[str, dict[str, float]]:
@@ -96,9 +98,11 @@ def _effect_rows(differences: Mapping[str, Difference], found: Jackknife, at: st
     return rows
 
 
-def _fit_rows(trained: StudyPool, found: Mapping[str, Jackknife], at: str) -> list[StudyRow]:
-    """Whether most of the difference at equal epochs vanishes at equal fit, by subset, in AUC."""
-    arms = trained.references()
+def _fit_rows(arms: Mapping[str, str], found: Mapping[str, Jackknife], epochs: Difference, at: str) -> list[StudyRow]:
+    """Whether most of the difference at equal epochs vanishes at equal fit, by subset, in AUC.
+
+    Judged where that difference (``epochs``) is itself resolved above zero: else there is nothing to vanish.
+    """
     if "fit" not in arms:
         return []
     name = f"(batch - {arms['epochs']}) - 2 (batch - {arms['fit']})"
@@ -106,7 +110,7 @@ def _fit_rows(trained: StudyPool, found: Mapping[str, Jackknife], at: str) -> li
     j = found["batch"].metrics.index("auc")
     rows = []
     for i, subset in enumerate(found["batch"].subsets):
-        ci = excess.interval(i, j)
+        ci = excess.interval(i, j) if verdict_above(epochs.interval(i, j), 0) == HOLDS else None
         value = float(excess.estimate[i, j])
         rows.append(StudyRow(MOSTLY_FIT, name, subset, "auc", at, value, ci, verdict_above(ci, 0)))
     return rows

@@ -39,7 +39,7 @@ def memorization(setup: StudySetup) -> StudyResult:
     paired models with and without BatchNorm (interval over pairs). Raises :class:`UserError` where no arm without
     BatchNorm trains.
     """
-    values = setup.values(DEFAULTS, compares=True)
+    values = setup.values(DEFAULTS, compares=True, follows=True)
     epochs = values["recipe"]["epochs"]
     early = max(1, round(EARLY * epochs))
     values["recipe"] |= {"evaluate_epochs": sorted({*evaluation_epochs(epochs), early})}

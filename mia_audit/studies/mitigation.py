@@ -12,13 +12,15 @@ import numpy as np
 
 from mia_audit.metrics import Jackknife
 from mia_audit.report.figures import canvas
+from mia_audit.report.words import interval, signed
 from mia_audit.results import ends
-from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows
+from mia_audit.studies.audits import ATTACK, Difference, audit_arms, level_rows, unresolved_warnings
 from mia_audit.studies.draw import PALETTE, legend_above
-from mia_audit.studies.judge import SHARE, pair_mean, verdict_above
+from mia_audit.studies.judge import HOLDS, SHARE, pair_mean, verdict_above
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
-from mia_audit.studies.setup import StudyPool, StudySetup, finish, study_pool
+from mia_audit.studies.setup import StudyPool, StudySetup, finish, must_have_population, study_pool
 from shadow_pool.errors import UserError
+from shadow_pool.train.private import DELTA
 
 DEFAULTS = {
     "n": 8,
@@ -38,7 +40,7 @@ LESS = "the remedy leaks less than batch"
 CHEAP = "the remedy costs at most one point of test accuracy"
 ACCURACY = "test accuracy"
 RATIO = "gamma/sigma at the end of training"
-EPSILON = "epsilon spent (delta and accountant: Opacus)"
+EPSILON = f"epsilon spent at delta {DELTA:g} (accountant: Opacus)"
 
 
 def mitigation(setup: StudySetup) -> StudyResult:
@@ -47,7 +49,7 @@ def mitigation(setup: StudySetup) -> StudyResult:
     AUC intervals by the delete-a-pair jackknife, accuracy by pairs. Raises :class:`UserError` where the arm
     ``batch`` does not train.
     """
-    trained = study_pool(setup, setup.values(DEFAULTS), "mitigation-pool")
+    trained = study_pool(setup, setup.values(DEFAULTS), "mitigation-pool", check=must_have_population)
     found = audit_arms(trained, trained.pool.spec.arms, query_mode=setup.query_mode)
     if "batch" not in found:
         raise UserError(
@@ -65,7 +67,8 @@ def mitigation(setup: StudySetup) -> StudyResult:
         "arms that did not train": [arm for arm in trained.pool.spec.arms if arm not in found],
     }
     conclusion = _recommendation(found, accuracy)
-    return finish("mitigation", rows, figures, [trained], settings, conclusion=conclusion)
+    warnings = unresolved_warnings(found["batch"])
+    return finish("mitigation", rows, figures, [trained], settings, conclusion=conclusion, warnings=warnings)
 
 
 def _accuracies(trained: StudyPool, arms: list[str]) -> dict[str, np.ndarray]:
@@ -117,17 +120,31 @@ def _difference_rows(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.n
 
 
 def _recommendation(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.ndarray]) -> str:
-    """In words: the least leaking arm (AUC, all records) whose mean test accuracy is within a point of batch's."""
-    auc = {arm: float(one.estimate[one.subsets.index("all"), one.metrics.index("auc")]) for arm, one in found.items()}
+    """In words: the least leaking arm (AUC, all records) whose mean test accuracy is within a point of batch's.
+
+    Recommended where its AUC is resolved below batch's; else it is but named. The cost is told with its interval.
+    """
+    cell = found["batch"].subsets.index("all"), found["batch"].metrics.index("auc")
+    auc = {arm: float(one.estimate[cell]) for arm, one in found.items()}
     mean = {arm: float(values.mean()) for arm, values in accuracy.items()}
     within = [arm for arm in found if mean[arm] >= mean["batch"] - ALLOWED_COST]
     best = min(within, key=lambda arm: auc[arm])
     if best == "batch":
         return "Recommended: nothing tried here leaks less than batch within one point of its test accuracy."
-    return (
-        f"Recommended: {best}, the least leaking arm within one point of batch's test accuracy: AUC {auc[best]:.3f} "
-        f"against {auc['batch']:.3f}, test accuracy {mean[best]:.3f} against {mean['batch']:.3f}."
+    gain = Difference.between(found[best], found["batch"], f"{best} - batch").interval(*cell)
+    cost, cost_ci = pair_mean(accuracy[best] - accuracy["batch"])
+    resolved = verdict_above(cost_ci, -ALLOWED_COST) == HOLDS
+    told = (
+        f"AUC {signed(auc[best] - auc['batch'])} {interval(gain, plus=True) or '(no interval)'} against batch's "
+        f"{auc['batch']:.3f}, test accuracy {signed(cost)} {interval(cost_ci, plus=True) or '(no interval)'} against "
+        f"{mean['batch']:.3f}; that it costs at most a point is {'' if resolved else 'not '}resolved"
     )
+    if gain is None or gain[1] >= 0:
+        return (
+            f"Recommended: nothing, since no gain is resolved. Candidate: {best}, the least leaking arm within one "
+            f"point of batch's mean test accuracy, but that it leaks less is not resolved: {told}."
+        )
+    return f"Recommended: {best}, the least leaking arm within one point of batch's mean test accuracy: {told}."
 
 
 def _figure(found: Mapping[str, Jackknife], accuracy: Mapping[str, np.ndarray], subset: str) -> StudyFigure:

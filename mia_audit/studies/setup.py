@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mia_audit.evidence import arm_trains, reference_arms, usable_models
+from mia_audit.audit.cautions import fit_warnings
+from mia_audit.evidence import arm_trains, load_evidence, reference_arms, usable_models
 from mia_audit.initial import initial_weights
 from mia_audit.studies.judge import summarize
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
+from shadow_pool.arms import parse_arm
+from shadow_pool.data.preprocess import model_input_shape
 from shadow_pool.data.records import PoolData
-from shadow_pool.errors import UserError
-from shadow_pool.prepare import prepare_pool
+from shadow_pool.errors import UserError, unknown_name
+from shadow_pool.models.norms import has_batchnorm
+from shadow_pool.models.resolve import build_model
+from shadow_pool.prepare import PlannedPool, plan_pool, prepare_pool
 from shadow_pool.spec import from_dict, merge, to_dict
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.schedule import Progress, train_pool
 
 OUTLIERS = ("mislabeled", "ood")
+QUERY_MODES = ("eval", "batch")
 FEWEST_MODELS = 4
 """Two pairs: the least that has an interval."""
 
@@ -36,7 +42,7 @@ class StudySetup:
 
     ``changes`` are the user's settings as nested plain values of a spec; they take the place of the study's own.
     Pools are stored under ``out``: a killed study resumes; ``trust`` lets one that was made elsewhere run the code
-    it names. ``query_mode`` is what ``leakage`` asks models in.
+    it names. ``query_mode`` is what ``leakage`` and ``mitigation`` ask models in.
     """
 
     out: Path
@@ -50,14 +56,31 @@ class StudySetup:
     trust: bool = False
     on_progress: Callable[[Progress], None] = _silent
 
-    def values(self, defaults: Mapping[str, Any], *, compares: bool = False) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        if self.query_mode not in QUERY_MODES:
+            raise unknown_name("query mode", self.query_mode, QUERY_MODES)
+
+    def values(self, defaults: Mapping[str, Any], *, compares: bool = False, follows: bool = False) -> dict[str, Any]:
         """``defaults`` with the user's settings in their place, checked before anything is trained.
 
         Raises :class:`UserError` where they are no spec, or lack the arm ``batch`` or, for a study that
-        ``compares`` with an arm without BatchNorm, one of ``none`` and ``group``.
+        ``compares`` with an arm without BatchNorm, one of ``none`` and ``group``. A study that ``follows`` training
+        epoch by epoch refuses a user's own training function, which shows its end alone, and query mode ``batch``,
+        which is for attacks on trained models.
         """
         values = merge(defaults, self.changes)
-        arms = from_dict(values).arms
+        spec = from_dict(values)
+        if follows and spec.train is not None:
+            raise UserError(
+                f"this study must follow training epoch by epoch, which train = {spec.train} does not show; leave "
+                "--train out, or run the study leakage or mitigation, which ask trained models alone"
+            )
+        if follows and self.query_mode != "eval":
+            raise UserError(
+                f"--query-mode must be eval for this study, got {self.query_mode}: it is for the attacks of leakage "
+                "and mitigation on trained models; leave it out"
+            )
+        arms = spec.arms
         if "batch" not in arms or (compares and not {"none", "group"} & set(arms)):
             needed = "batch, and none or group," if compares else "batch"
             raise UserError(
@@ -111,20 +134,50 @@ class StudyPool:
         return found
 
 
-def study_pool(setup: StudySetup, values: Mapping[str, Any], folder: str) -> StudyPool:
+def must_have_batchnorm(planned: PlannedPool) -> None:
+    """Raise :class:`UserError` where the architecture has no BatchNorm layer: its arm ``batch`` is as given."""
+    spec, records = planned.spec, planned.data.records
+    shape = model_input_shape(spec.data.normalize, records.x)
+    model = build_model(
+        spec.arch, "batch", classes=len(records.classes), input_shape=shape, seed=0, initial=planned.initial
+    )
+    if not has_batchnorm(model):
+        raise UserError(
+            f"the architecture must have a BatchNorm layer, whose effect this study measures, found none in "
+            f"{spec.arch}; name another with --arch"
+        )
+
+
+def must_have_population(planned: PlannedPool) -> None:
+    """Raise :class:`UserError` where no records are held out for test accuracy."""
+    if not len(planned.data.population.label):
+        raise UserError(
+            f"this study must have held-out records for test accuracy, found none with holdout = "
+            f"{planned.spec.data.holdout:g}; use --holdout .15"
+        )
+
+
+def study_pool(
+    setup: StudySetup,
+    values: Mapping[str, Any],
+    folder: str,
+    *,
+    check: Callable[[PlannedPool], None] = must_have_batchnorm,
+) -> StudyPool:
     """The pool of ``values`` in ``folder`` under the study's own, trained as far as it lacks.
 
     Each study names its pools: in one folder they stand beside one another, and beside what an audit wrote there.
+    ``check`` raises :class:`UserError` for what the study cannot do with, before anything is written.
     """
-    pool, data = prepare_pool(
-        setup.out / folder,
-        values,
-        data_root=setup.data_root,
-        download=setup.download,
-        device=setup.device,
-        initial=initial_weights(values, trust=setup.trust),
-        trust=setup.trust,
-    )
+    where: dict[str, Any] = {
+        "data_root": setup.data_root,
+        "download": setup.download,
+        "device": setup.device,
+        "initial": initial_weights(values, trust=setup.trust),
+        "trust": setup.trust,
+    }
+    check(plan_pool(setup.out / folder, values, **where))
+    pool, data = prepare_pool(setup.out / folder, values, **where)
     receipts = train_pool(
         pool,
         data,
@@ -136,6 +189,8 @@ def study_pool(setup: StudySetup, values: Mapping[str, Any], folder: str) -> Stu
     failed = [receipt for receipt in receipts if receipt.outcome == "failed"]
     warnings = [f"model {r.unit.index} of arm {r.unit.arm} failed: {r.message}" for r in failed]
     warnings += [note for arm in pool.spec.arms for note in usable_models(pool, arm)[1]]
+    missed = (arm for arm in pool.spec.arms if parse_arm(arm).fit and arm_trains(pool, arm))
+    warnings += [note for arm in missed for note in fit_warnings(load_evidence(pool, arm))]
     return StudyPool(pool, data, (*pool.manifest.warnings, *warnings))
 
 
@@ -152,9 +207,9 @@ def finish(
     settings: Mapping[str, Any],
     *,
     conclusion: str = "",
+    warnings: Iterable[str] = (),
 ) -> StudyResult:
-    """The result: verdicts in one sentence, the first pool's settings and the study's own, all warnings once."""
-    spec = to_dict(pools[0].pool.spec) if pools else {}
+    """The result: verdicts in one sentence, the pools' settings and the study's own, all warnings once."""
     return StudyResult(
         name=name,
         summary=f"{summarize(rows)} {conclusion}".strip(),
@@ -162,6 +217,28 @@ def finish(
         software=software_versions(),
         rows=tuple(rows),
         figures=tuple(figures),
-        settings={**spec, **settings},
-        warnings=tuple(dict.fromkeys(text for pool in pools for text in pool.warnings)),
+        settings={**_together([to_dict(trained.pool.spec) for trained in pools]), **settings},
+        warnings=tuple(dict.fromkeys((*_warnings(pools), *warnings))),
     )
+
+
+def _together(specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The settings of several pools as one: where they differ, the list of their values in the order of the pools."""
+    found: dict[str, Any] = {}
+    for name, value in specs[0].items():
+        values = [spec[name] for spec in specs]
+        if isinstance(value, Mapping):
+            found[name] = _together(values)
+        else:
+            found[name] = value if all(other == value for other in values) else values
+    return found
+
+
+def _warnings(pools: list[StudyPool]) -> list[str]:
+    """What is not true of all pools begins with the folder of its pool."""
+    shared = set.intersection(*(set(trained.warnings) for trained in pools))
+    return [
+        text if text in shared else f"{trained.pool.path.name}: {text}"
+        for trained in pools
+        for text in trained.warnings
+    ]

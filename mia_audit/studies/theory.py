@@ -55,7 +55,7 @@ def theory(setup: StudySetup) -> StudyResult:
     The first two parts need no pool and use ``seed`` alone of the settings; intervals there are over independent
     draws of the problem. Raises :class:`UserError` where the arm ``batch`` does not train.
     """
-    values = setup.values(DEFAULTS)
+    values = setup.values(DEFAULTS, follows=True)
     values["recipe"] |= {"evaluate_epochs": evaluation_epochs(values["recipe"]["epochs"])}
     trained = study_pool(setup, values, "theory-pool")
     seed = trained.pool.spec.seed
