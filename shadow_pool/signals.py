@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shadow_pool.models.kernels import fast_kernels
 from shadow_pool.models.resolve import logits_of
 from shadow_pool.queries import View, apply_view
 
@@ -109,7 +108,7 @@ def compute_signals(
     if not len(x):
         none = np.empty(0, np.float32)
         return Signals(np.empty((0, len(views))), np.empty(0, np.int64), none, none)
-    with _query_mode(model.to(device), query_mode), fast_kernels(model), torch.no_grad():
+    with _query_mode(model.to(device), query_mode), torch.no_grad():
         logits = [_logits(model, x, preprocess, view, device) for view in views]
     plain = logits[0].astype(np.float64)
     total = _logsumexp(plain)

@@ -368,7 +368,7 @@ class Viewing(nn.Module):
 
 @pytest.mark.parametrize(
     ("flatten", "maps", "channels_last"),
-    [(lambda x: x.view(len(x), -1), 16, False), (lambda x: x.flatten(1), 16, True), (lambda x: x.flatten(1), 6, False)],
+    [(lambda x: x.view(len(x), -1), 32, False), (lambda x: x.flatten(1), 32, True), (lambda x: x.flatten(1), 6, False)],
     ids=["view", "wide", "narrow"],
 )
 def test_images_train_in_channels_last_order_where_the_model_can_and_gains(flatten, maps, channels_last):

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from shadow_pool.errors import UserError
+from shadow_pool.models.pooling import halve
 
 Shape = tuple[int, ...]
+fx.wrap("halve")  # its choice by the tensor's order cannot be traced
 
 
 def _image(arch: str, input_shape: Shape, smallest: int) -> Shape:
@@ -60,7 +62,6 @@ class LeNet(nn.Module):
         self.conv2 = nn.Conv2d(6, 16, 5, padding=second, bias=False)
         self.norm2 = nn.BatchNorm2d(16)
         pooled = [((size + 2 * first - 4) // 2 + 2 * second - 4) // 2 for size in (height, width)]
-        self.pool = nn.MaxPool2d(2)
         self.linear1 = nn.Linear(16 * pooled[0] * pooled[1], 120, bias=False)
         self.norm3 = nn.BatchNorm1d(120)
         self.linear2 = nn.Linear(120, 84, bias=False)
@@ -69,8 +70,8 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # ReLU commutes with max pooling and is cheaper on the pooled map.
-        x = F.relu(self.pool(self.norm1(self.conv1(x))))
-        x = F.relu(self.pool(self.norm2(self.conv2(x))))
+        x = F.relu(halve(self.norm1(self.conv1(x))))
+        x = F.relu(halve(self.norm2(self.conv2(x))))
         x = F.relu(self.norm3(self.linear1(x.flatten(1))))
         x = F.relu(self.norm4(self.linear2(x)))
         return self.head(x)
