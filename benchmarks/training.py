@@ -1,26 +1,15 @@
-"""Training a pool beside the loop everyone writes: the same models, recipe, records and number of steps, one run.
+"""Training a pool beside the loop everyone writes: the same models, recipe, records, membership and first weights.
 
 ``plain``: a Dataset with per-sample ToTensor and Normalize, a DataLoader, torch.optim.SGD, one model after another on
-torch's default threads. ``ours``: :func:`shadow_pool.train.schedule.train_pool`, one process per core, each model's
-signals and files included; ``steady`` is with workers that run already, ``cold`` includes starting them. Each side runs
+torch's default threads, float32. ``ours``: :func:`shadow_pool.train.schedule.train_pool`, one process per core, each
+model's signals and files included; images/s with workers that run already, ``cold`` with starting them. Each side runs
 in a process of its own. GFLOP/s count forward and backward by torch.utils.flop_counter; the peak is a product of
-2048 x 2048 float32 matrices on all cores. Memory is the largest resident set of a process, times the number of them.
+2048 x 2048 matrices of that precision on all cores. MB: the largest resident sets of a side's processes, added. AUC of
+lira-online with its interval says whether the models of both sides leak alike.
 
-Tried in the loop, in processor seconds of one thread on an AVX2-only AMD EPYC (least of several, machine shared):
-channels-last order: ResNet-8 214 -> 159 ms a step, LeNet unchanged (kept); bf16 autocast: LeNet 3 times, ResNet-8 7
-times slower where the processor has no bf16 (``auto`` takes fp32 there); torch's own im2col in place of oneDNN:
-ResNet-8 1.7 times slower, LeNet the same; flushing denormals: nothing, early or late in training. The optimizer, the
-learning rate and clearing gradients are under 3 % of a LeNet step, so little is left to gain there.
+RESULTS
 
-Keeping freed memory (shadow_pool/memory.py): LeNet 1.6, ResNet-8 1.3 times as fast a core where page faults are
-dear, as in virtual machines; BatchNorm over 6 channels and pooling take 45 % of what remains of a LeNet step.
-
-Measured 2026-11-30 on a virtual machine of 2 Xeon cores with nothing else running in it, 8 models, 8 epochs, images/s
-of LeNet with BatchNorm in two runs, which differ by what the host did meanwhile: plain 4,488 and 6,081, ours 9,534 and
-7,682 steady (2.1 and 1.3 times), 7,354 and 6,006 cold; 17 to 22 GFLOP/s, 8 % of the peak. The other cases were not
-measured so.
-
-Run: python benchmarks/training.py [--models 8] [--epochs 10] [--cases lenet,lenet-none,resnet8,resnet8-none]
+Run: python benchmarks/training.py [--cases lenet,resnet8] [--precisions fp32,bf16]
 """
 
 from __future__ import annotations
@@ -28,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -65,7 +53,8 @@ CASES = {
     "lenet-none": Case("lenet", (1, 28, 28), "none", 1796, 16, 20),
     "resnet8": Case("resnet8", (3, 32, 32), "batch", 1000, 8, 10),
     "resnet8-none": Case("resnet8", (3, 32, 32), "none", 1000, 8, 10),
-    "resnet18": Case("resnet18", (3, 32, 32), "batch", 256, 4, 3),
+    "resnet18": Case("resnet18", (3, 32, 32), "batch", 128, 8, 2),
+    "resnet18-none": Case("resnet18", (3, 32, 32), "none", 128, 8, 2),
 }
 
 
@@ -91,6 +80,7 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms
 
+    from shadow_pool import seeds
     from shadow_pool.membership import draw_membership
     from shadow_pool.models.resolve import build_model
     from shadow_pool.signals import phi_from_logits
@@ -112,7 +102,8 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
     started, trained = time.perf_counter(), []
     for index, member in enumerate(draw_membership(SEED, case.models, case.records)):
         torch.manual_seed(index)
-        model = build_model(case.arch, case.arm, classes=10, input_shape=case.shape, seed=index).train()
+        weights = seeds.integer(SEED, "weights", index)
+        model = build_model(case.arch, case.arm, classes=10, input_shape=case.shape, seed=weights).train()
         loader = DataLoader(Half(member), BATCH, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, case.epochs * len(loader))
@@ -123,7 +114,7 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
                 optimizer.step()
                 schedule.step()
         trained.append(model.eval())
-    seconds, memory = time.perf_counter() - started, _peak(resource.RUSAGE_SELF)
+    seconds, memory = time.perf_counter() - started, peak("self")
     inputs = (torch.from_numpy(x).float() / 255 - 0.2) / 0.2
     with torch.no_grad():
         phi = [phi_from_logits(torch.cat([model(part) for part in inputs.split(256)]), label) for model in trained]
@@ -136,7 +127,7 @@ def train_ours(case: Case, precision: str, phi_file: str) -> dict[str, float]:
     from joblib.externals.loky import get_reusable_executor
 
     from shadow_pool.prepare import prepare_pool
-    from shadow_pool.train.schedule import train_pool, worker_count
+    from shadow_pool.train.schedule import train_pool
 
     x, label = problem(case)
     seconds = []
@@ -158,17 +149,18 @@ def train_ours(case: Case, precision: str, phi_file: str) -> dict[str, float]:
             seconds.append(time.perf_counter() - started)
             assert not [receipt for receipt in receipts if receipt.outcome == "failed"]
         np.save(phi_file, np.stack([pool.signals(case.arm, index).phi[:, 0] for index in range(case.models)]))
-    get_reusable_executor().shutdown(wait=True)
-    memory = worker_count(None, "cpu") * _peak(resource.RUSAGE_CHILDREN) + _peak(resource.RUSAGE_SELF)
+    workers = get_reusable_executor()
+    memory = sum(map(peak, ["self", *workers._processes]))
+    workers.shutdown(wait=True)
     return {"cold": seconds[0], "seconds": seconds[1], "memory": memory}
 
 
 def auc(case: Case, phi: np.ndarray) -> str:
-    """AUC of lira-online, every model in turn the target, with its interval; a dash for a pool of under six models."""
+    """AUC of lira-online, every model in turn the target, with its interval; a dash for a pool of under eight models."""
     from mia_audit.metrics.jackknife import jackknife_pool
     from shadow_pool.membership import draw_membership
 
-    if case.models < 6:
+    if case.models < 8:
         return "-"
     membership = draw_membership(SEED, case.models, case.records)
     found = jackknife_pool("lira-online", phi, membership, {"all": np.ones(case.records, bool)}, metrics=("auc",))
@@ -203,8 +195,10 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _peak(who: int) -> float:
-    return resource.getrusage(who).ru_maxrss * 1024
+def peak(process: str | int) -> float:
+    """Bytes: the largest resident set so far (getrusage's counts that of the parent in)."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    return 1024 * float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 
 
 def _apart(side: str, name: str, precision: str) -> tuple[dict[str, float], np.ndarray]:
