@@ -6,12 +6,11 @@ Two definitions, which differ in what BatchNorm does and must be named wherever 
 ``batch``: the record's own loss inside a real training batch, through the batch's statistics: what the record
 adds to that training step (times the batch size). A sample of records, one backward each.
 
-Both are of the plain cross-entropy of a record, over all parameters that require a gradient, with dropout off.
+Both are of the plain cross-entropy of a record, over all parameters that require a gradient. Whatever has no running
+statistics is in evaluation mode: dropout is off wherever the mode turns it off.
 
-All records at once by ``vmap(grad)`` in chunks of 64: 2,753 records/s for LeNet on 8x8 pictures, 1,824 on 28x28 and 252
-for ResNet-8, against 374, 421 and 157 one by one and 23,000, 4,600 and 360 for the one gradient of an ordinary batch
-(2026-11-30, one core of a shared virtual machine). Opacus's per-sample and ghost norms refuse every layer with
-buffers, BatchNorm first of all.
+``eval`` takes chunks of records at once by ``vmap(grad)``, or one backward each where a model does not allow that.
+Opacus's per-sample and ghost norms refuse every layer with buffers, BatchNorm first of all.
 """
 
 from __future__ import annotations
@@ -25,12 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from shadow_pool.errors import UserError
 from shadow_pool.models.norms import batchnorm_layers
 from shadow_pool.models.outputs import logits_of
 from shadow_pool.train.recipe import cross_entropy
+from shadow_pool.usercode import describe
 
 _CHUNK = 64
 _CHUNK_FLOATS = 2**25
+_Part = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Losses [n], norms [n] and slopes [n, channels] by layer of some records."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +58,33 @@ def eval_gradients(
     """Gradients by the definition ``eval``. At most 128 MiB of gradients exist at a time, or one record's.
 
     Args:
-        model: any module that vmap can run; moved to ``device``, its mode is restored.
+        model: any module; moved to ``device``, its mode is restored. One that vmap cannot run, since its forward
+            branches on values, is slower.
         x: [N, ...] inputs as stored; label: int64 [N].
         preprocess: stored batch -> what the model sees.
 
     Raises:
         ValueError: no parameter requires a gradient, or label is not [N].
+        UserError: the model cannot be asked about one record alone.
     """
     _check(model, x, label)
-    parameters = {name: p.detach() for name, p in model.to(device).named_parameters() if p.requires_grad}
-    gammas = _gammas(model)
-
-    def loss(chosen: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(logits_of(functional_call(model, chosen, (one[None],))), target[None])
-
-    def measure(one: Tensor, target: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        slope, value = grad_and_value(loss)(parameters, one, target)
-        return value, _norm(slope.values()), {layer: slope[name] for layer, name in gammas.items()}
-
-    size = sum(p.numel() for p in parameters.values())
+    model.to(device)
+    size = sum(p.numel() for p in model.parameters() if p.requires_grad)
     chunk = max(1, min(_CHUNK, _CHUNK_FLOATS // size))
-    parts = []
+    parts: list[_Part] = []
+    at_once = True
     with _mode(model, train=False):
         for start in range(0, len(x), chunk):
             inputs = preprocess(torch.from_numpy(np.array(x[start : start + chunk])).to(device))
-            parts.append(vmap(measure)(inputs, torch.from_numpy(np.array(label[start : start + chunk])).to(device)))
-    return _gather(parts, list(gammas))
+            target = torch.from_numpy(np.array(label[start : start + chunk])).to(device)
+            try:
+                parts += [_at_once(model, inputs, target)] if at_once else _one_by_one(model, inputs, target)
+            except (RuntimeError, ValueError):
+                if not at_once:
+                    raise
+                at_once = False
+                parts += _one_by_one(model, inputs, target)
+    return _gather(parts, list(_gammas(model)))
 
 
 def batch_gradients(
@@ -94,7 +98,7 @@ def batch_gradients(
 ) -> RecordGradients:
     """Gradients by the definition ``batch`` of the records at ``rows`` of one training batch.
 
-    The model is in training mode meanwhile (dropout off); running buffers and mode are left as they were.
+    The model's BatchNorm is in training mode meanwhile; running buffers and mode are left as they were.
 
     Args:
         model: any module; moved to ``device``.
@@ -106,21 +110,52 @@ def batch_gradients(
         ValueError: no parameter requires a gradient, or label is not [B].
     """
     _check(model, x, label)
-    parameters = {name: p for name, p in model.to(device).named_parameters() if p.requires_grad}
-    gammas = _gammas(model)
+    model.to(device)
     # In-place updates of running statistics go to the copies.
     buffers = {name: b.clone() for name, b in model.named_buffers()}
-    parts = []
     with _mode(model, train=True):
         logits = logits_of(functional_call(model, buffers, (preprocess(torch.from_numpy(x).to(device)),)))
         target = torch.from_numpy(label).to(device)
-        for row in rows:
-            loss = cross_entropy(logits[row : row + 1], target[row : row + 1])
-            found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
-            slope = dict(zip(parameters, found, strict=True))
-            chosen = {layer: slope[name][None] for layer, name in gammas.items()}
-            parts.append((loss[None], _norm(slope.values())[None], chosen))
-    return _gather(parts, list(gammas))
+        losses = (cross_entropy(logits[row : row + 1], target[row : row + 1]) for row in rows)
+        return _gather([_backward(model, loss, retain=True) for loss in losses], list(_gammas(model)))
+
+
+def _at_once(model: nn.Module, inputs: Tensor, target: Tensor) -> _Part:
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    gammas = _gammas(model)
+
+    def loss(chosen: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        return cross_entropy(logits_of(functional_call(model, chosen, (one[None],))), label[None])
+
+    def measure(one: Tensor, label: Tensor) -> _Part:
+        slope, value = grad_and_value(loss)(parameters, one, label)
+        return value, _norm(slope.values()), {layer: slope[name] for layer, name in gammas.items()}
+
+    found: _Part = vmap(measure)(inputs, target)
+    return found
+
+
+def _one_by_one(model: nn.Module, inputs: Tensor, target: Tensor) -> list[_Part]:
+    parts = []
+    for one, label in zip(inputs.split(1), target.split(1), strict=True):
+        try:
+            loss = cross_entropy(logits_of(model(one)), label)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"the gradient of a record alone must be taken through a batch of one in evaluation mode, on which "
+                f"{type(model).__name__} fails: {describe(error)}; let its forward take one"
+            ) from error
+        parts.append(_backward(model, loss))
+    return parts
+
+
+def _backward(model: nn.Module, loss: Tensor, *, retain: bool = False) -> _Part:
+    """One record's loss, norm and slopes of gammas, each with an axis of length 1 before."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=retain, materialize_grads=True)
+    slope = dict(zip(parameters, found, strict=True))
+    chosen = {layer: slope[name][None] for layer, name in _gammas(model).items()}
+    return loss.detach()[None], _norm(slope.values())[None], chosen
 
 
 def _check(model: nn.Module, x: np.ndarray, label: np.ndarray) -> None:
@@ -138,12 +173,16 @@ def _gammas(model: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def _mode(model: nn.Module, *, train: bool) -> Iterator[None]:
-    """Training or evaluation mode, dropout off in both; restored afterwards."""
+    """Evaluation mode, or training mode for what keeps running statistics; restored afterwards.
+
+    All else that tells the modes apart is dropout, in layers or as a probability that attention and recurrent layers
+    pass on.
+    """
     before = {module: module.training for module in model.modules()}
-    model.train(train)
+    model.train(train)  # a model may override it to keep layers frozen
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.eval()
+        if not hasattr(module, "running_mean"):
+            module.training = False
     try:
         yield
     finally:
@@ -155,7 +194,7 @@ def _norm(slopes: Iterable[Tensor]) -> Tensor:
     return torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt()
 
 
-def _gather(parts: list[tuple[Tensor, Tensor, dict[str, Tensor]]], layers: list[str]) -> RecordGradients:
+def _gather(parts: list[_Part], layers: list[str]) -> RecordGradients:
     def array(tensors: list[Tensor]) -> np.ndarray:
         return torch.cat(tensors).detach().cpu().double().numpy() if tensors else np.empty(0)
 

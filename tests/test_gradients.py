@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from mia_audit.gradients import RecordGradients, batch_gradients, eval_gradients
 from shadow_pool import seeds
+from shadow_pool.errors import UserError
 from shadow_pool.models.norms import to_norm
 from shadow_pool.models.zoo import MLP, ZOO, LeNet
 
@@ -177,6 +178,96 @@ def test_in_float32_both_are_within_1e_5_of_one_by_one():
         range(32),
     )
     np.testing.assert_allclose(within.norm, expected.norm, rtol=1e-5)
+
+
+class Branching(nn.Module):
+    """A forward that asks for a value, and BatchNorm that keeps no statistics: no vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3)
+        self.untracked = nn.BatchNorm2d(4, track_running_stats=False)
+        self.head = nn.Linear(400, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.untracked(self.first(x))
+        if float(x.detach().sum()) > 1e9:
+            raise AssertionError
+        return self.head(F.relu(x).flatten(1))
+
+
+def untracked() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.Flatten(), nn.Linear(400, 4)
+    )
+
+
+@pytest.mark.parametrize("make", [Branching, untracked], ids=["branching", "untracked"])
+def test_what_vmap_cannot_run_is_taken_one_by_one(make):
+    model = build(make)
+    x, label = records(6)
+    found = eval_gradients(model, x, label, preprocess=preprocess)
+    model.eval()
+    expected = one_by_one(
+        model,
+        lambda row: F.cross_entropy(
+            model(preprocess(torch.from_numpy(x[row : row + 1]))), torch.from_numpy(label[row : row + 1])
+        ),
+        range(6),
+    )
+    assert_equal(found, expected)
+
+
+def test_a_model_that_takes_no_record_alone_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 4), nn.BatchNorm1d(4, track_running_stats=False)).double()
+    x, label = records(4)
+    with pytest.raises(UserError, match="a batch of one in evaluation mode, on which Sequential fails: ValueError"):
+        eval_gradients(model, x, label, preprocess=preprocess)
+
+
+class Attending(nn.Module):
+    """Dropout that is no layer: probabilities handed on by attention, a recurrent layer and the forward itself."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 2, dropout=dropout, batch_first=True)
+        self.norm = nn.BatchNorm1d(12)
+        self.recurrent = nn.GRU(12, 6, num_layers=2, dropout=dropout, batch_first=True)
+        self.dropout = dropout
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.attention(x[:, 0], x[:, 0], x[:, 0])
+        x, _ = self.recurrent(self.norm(x))
+        return self.head(F.dropout(x[:, -1], self.dropout, self.training))
+
+
+def test_dropout_is_off_wherever_it_is_written():
+    x, label = records(10)
+    rows = np.arange(10)
+    with_dropout, without = (build(lambda p=p: Attending(p)) for p in (0.6, 0.0))
+    without.load_state_dict(with_dropout.state_dict())
+    for measure in (eval_gradients, lambda *a, **ask: batch_gradients(*a, rows, **ask)):
+        found, expected = (measure(model, x, label, preprocess=preprocess) for model in (with_dropout, without))
+        assert_equal(found, expected)
+    assert not np.allclose(
+        eval_gradients(without, x, label, preprocess=preprocess).norm,
+        batch_gradients(without, x, label, rows, preprocess=preprocess).norm,
+    )
+    assert all(module.training for module in with_dropout.modules())
+
+
+def test_layers_that_a_model_keeps_frozen_stay_so():
+    class Frozen(nn.Sequential):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    model = build(lambda: Frozen(nn.Flatten(), nn.BatchNorm1d(144), nn.Linear(144, 4)))
+    x, label = records(8)
+    alone = eval_gradients(model, x, label, preprocess=preprocess)
+    assert_equal(batch_gradients(model, x, label, np.arange(8), preprocess=preprocess), alone)
 
 
 def test_the_two_definitions_differ_through_batchnorm_only():
