@@ -27,6 +27,7 @@ from torch import nn
 from mia_audit.schemas import load_schema
 from mia_audit_cli import training
 from shadow_pool.data.records import PoolData
+from shadow_pool.models.norms import ratios
 from shadow_pool.store.pool import Pool, open_pool
 
 ROOT = Path(__file__).parent.parent
@@ -186,6 +187,22 @@ def test_a_study(user: Callable[..., Any]) -> None:
     assert (Path("memorization") / "report.html").exists()
     offered = re.findall(r"`(\w+)`", SECTIONS["What BatchNorm did here"].split("The others are")[1].split(".")[0])
     assert offered == ["gradients", "leakage", "theory", "mitigation"]
+
+
+def test_the_penalty_in_a_loop_of_ones_own() -> None:
+    (block,) = blocks("What BatchNorm did here", "python")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    nn.init.constant_(model[1].weight, 9.0)
+    space: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "cross_entropy": nn.functional.cross_entropy,
+        "batches": [(torch.randn(16, 4), torch.randint(0, 3, (16,)))] * 3,
+    }
+    exec(block, space)
+    assert float(space["loss"]) < 9.0  # before the first projection the penalty alone was above 60
+    assert ratios(model)["1"].max() <= 1 + 1e-5
 
 
 def test_the_gate_in_ci(user: Callable[..., Any]) -> None:
