@@ -156,7 +156,7 @@ def train_ours(case: Case, precision: str, phi_file: str) -> dict[str, float]:
 
 
 def auc(case: Case, phi: np.ndarray) -> str:
-    """AUC of lira-online, every model in turn the target, with its interval; a dash for a pool of under eight models."""
+    """AUC of lira-online, every model in turn the target, with its interval; a dash below eight models."""
     from mia_audit.metrics.jackknife import jackknife_pool
     from shadow_pool.membership import draw_membership
 
