@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -16,7 +18,7 @@ from mia_audit.attacks import pool_scores
 from mia_audit.gradients import eval_gradients
 from mia_audit.metrics import roc
 from mia_audit.report.html import write_study_report
-from mia_audit.studies import gradient_units
+from mia_audit.studies import gradient_units, networks
 from mia_audit.studies import leakage as leakage_module
 from mia_audit.studies import theory as theory_module
 from mia_audit.studies.judge import verdict_above
@@ -24,6 +26,7 @@ from mia_audit.studies.registry import STUDIES
 from mia_audit.studies.result import StudyResult, StudyRow
 from mia_audit.studies.setup import StudySetup, evaluation_epochs
 from shadow_pool.errors import UserError
+from shadow_pool.models.norms import ratios
 from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.requery import stored_model
@@ -220,6 +223,34 @@ def test_theory_holds_exactly_and_reports_real_networks(tmp_path, monkeypatch):
     row = find(result, claim="in a real network a layer's mean gamma/sigma ends above one")
     assert row.value == pytest.approx(np.mean(last))
     assert row.verdict == verdict_above(row.ci, 1)
+
+    ((layer, _),) = ratios(stored_model(pool, "batch", 0)).items()
+    channels = [ratios(stored_model(pool, "batch", i))[layer] for i in range(4)]
+    for metric, expected in (
+        ("gamma/sigma, 10th percentile", [np.quantile(one, 0.1) for one in channels]),
+        ("gamma/sigma, 90th percentile", [np.quantile(one, 0.9) for one in channels]),
+        ("amplification (gamma/sigma)^2, median", [np.median(one**2) for one in channels]),
+    ):
+        row = find(result, claim="gamma/sigma of real networks", subset=layer, metric=metric, at=6)
+        assert row.value == pytest.approx(np.mean(expected))
+        low, high = t_interval(np.reshape(expected, (-1, 2)).mean(axis=1))
+        assert row.ci == pytest.approx((max(low, 0), high))
+    titles = [figure.title for figure in result.figures]
+    assert "Real networks: gamma/sigma over the channels of a layer" in titles
+    assert "Real networks: amplification (gamma/sigma)^2, median of channels" in titles
+    line = next(figure for figure in result.figures if figure.title.startswith("One step"))
+    off, left_out = re.search(r"furthest lies (\S+) of its value off the line. (\d+) of 200", line.caption).groups()
+    assert float(off) < 1e-6
+    assert int(left_out) < 20
+
+
+def test_a_history_without_quantiles_still_has_its_rows_and_figures(monkeypatch):
+    old = ("ratio_mean", "ratio_median", "ratio_max", "fraction_above_one")
+    rows = [(i, e, m, "norm", 1 + i * e / 10) for i in range(4) for e in (1, 2) for m in old]
+    history = pd.DataFrame(rows, columns=["index", "epoch", "metric", "layer", "value"])
+    monkeypatch.setattr(networks, "_history", lambda _: history)
+    assert {row.metric for row in networks.network_rows(None)} >= {networks.METRICS[metric] for metric in old}
+    assert len(networks.network_figures(None)) == 2
 
 
 @pytest.mark.parametrize("name", STUDIES)

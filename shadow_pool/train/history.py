@@ -32,7 +32,9 @@ class History:
 
     Rows: ``training_loss`` of every epoch; at the evaluated epochs ``loss`` and ``accuracy`` in eval mode per
     subset (``all`` and each that occurs) and membership, on the population (subset ``population``), and per
-    BatchNorm layer ``ratio_mean``, ``ratio_median``, ``ratio_max`` and ``fraction_above_one`` of gamma/sigma.
+    BatchNorm layer, over its channels: ``ratio_mean``, ``ratio_median``, ``ratio_max``, ``ratio_low`` and
+    ``ratio_high`` (10th and 90th percentile) and ``fraction_above_one`` of gamma/sigma, and ``amplification_median``,
+    the median of its square.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class History:
                 ("ratio_mean", values.mean()),
                 ("ratio_median", np.median(values)),
                 ("ratio_max", values.max()),
+                ("ratio_low", np.quantile(values, 0.1)),
+                ("ratio_high", np.quantile(values, 0.9)),
                 ("fraction_above_one", (values > 1).mean()),
+                ("amplification_median", np.median(values**2)),
             ):
                 self._rows.append((epoch, metric, None, None, layer, float(value)))
 
