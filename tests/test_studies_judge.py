@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,8 @@ def test_the_summary_names_each_claim_once_with_its_places():
     assert (
         summarize([rows[0], other]) == "Holds: more leaks (batch, ood at 3). Not resolved: more leaks (none, ood at 3)."
     )
+    other = replace(rows[0], metric="tpr", verdict="not resolved")
+    assert summarize([rows[0], other]) == "Holds: more leaks (ood at 3, auc). Not resolved: more leaks (ood at 3, tpr)."
     assert summarize(rows[3:]) == "No claim could be judged."
     many = [row("more leaks", "ood", epoch, "holds" if epoch < 6 else "not resolved") for epoch in range(10)]
     assert summarize(many) == (

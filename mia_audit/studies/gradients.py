@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from scipy import stats
 
 from mia_audit.evidence import load_evidence
 from mia_audit.metrics import vulnerability
-from mia_audit.report.figures import MUTED, canvas
+from mia_audit.report.figures import INK, MUTED, canvas
 from mia_audit.results import Interval
 from mia_audit.studies.draw import PALETTE, draw_course, legend_above, log_scale
 from mia_audit.studies.gradient_units import BATCHES, CLEAN_PER_BATCH, DEFINITIONS, measure_gradients
@@ -240,7 +241,7 @@ def _vulnerability_rows(exposed: np.ndarray, cells: pd.DataFrame, arm: str, earl
             if len(norm) < FEWEST_RECORDS:
                 continue
             rho, ci = rank_correlation(norm.to_numpy(), exposed[norm.index])
-            metric = f"{definition} norm, rank correlation with vulnerability"
+            metric = f"rank correlation of {definition} norm and vulnerability"
             rows.append(StudyRow(VULNERABLE, arm, name, metric, early, rho, ci, verdict_above(ci, 0)))
     return rows
 
@@ -259,8 +260,17 @@ def _parts(cells: pd.DataFrame, subsets: tuple[str, ...]) -> Iterator[tuple[pd.D
     """The cells of each arm and subset with the line they are drawn by: subset by colour, arm by dash."""
     for arm, dash in zip(cells["arm"].unique(), cycle(DASHES)):
         for subset, colour in zip(subsets, PALETTE, strict=False):
-            style = {"linestyle": dash, "color": colour, "marker": "o", "markersize": 3, "label": f"{arm}, {subset}"}
+            style = {"linestyle": dash, "color": colour, "marker": "o", "markersize": 3}
             yield _where(cells, arm=arm, subset=subset), style
+
+
+def _legend(axes: Axes, cells: pd.DataFrame, subsets: tuple[str, ...]) -> None:
+    """Colours and dashes each by themselves: together they would be too many to name."""
+    for subset, colour in zip(subsets, PALETTE, strict=False):
+        axes.plot([], [], color=colour, marker="o", markersize=3, label=subset)
+    for arm, dash in zip(cells["arm"].unique(), cycle(DASHES)):
+        axes.plot([], [], color=INK, linestyle=dash, label=arm)
+    legend_above(axes, columns=3)
 
 
 def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: str) -> StudyFigure:
@@ -270,12 +280,12 @@ def _course_figure(cells: pd.DataFrame, subsets: tuple[str, ...], definition: st
         axes.plot(mean.index, mean, **style)
     log_scale(axes, "xy")
     axes.set(xlabel="epoch", ylabel=f"gradient norm ({definition})")
-    legend_above(axes, columns=min(3, cells["arm"].nunique()))
+    _legend(axes, cells, subsets)
     what = {"eval": "alone, on running statistics", "batch": "inside a training batch, through its statistics"}
     return StudyFigure(
         f"Gradient norms, definition {definition}",
-        f"Mean l2 norm of a member's own gradient, {what[definition]}, by subset (colour) and arm (solid: batch, "
-        "dashed: its reference). A fitted record's gradient vanishes, so curves fall as subsets are fitted.",
+        f"Mean l2 norm of a member's own gradient, {what[definition]}, by subset (colour) and arm (line). "
+        "A fitted record's gradient vanishes, so curves fall as subsets are fitted.",
         figure,
     )
 
@@ -290,12 +300,12 @@ def _loss_figure(cells: pd.DataFrame, subsets: tuple[str, ...], classes: int) ->
         axes.plot(middle, shown["mean"], **style)
     log_scale(axes, "xy")
     axes.set(xlabel="the record's loss", ylabel="gradient norm (eval)")
-    legend_above(axes, columns=min(3, cells["arm"].nunique()))
+    _legend(axes, cells, subsets)
     return StudyFigure(
         "Gradient norms at equal loss",
         "Mean gradient norm (eval) of members against their own loss, all measured epochs together, by subset (colour) "
-        "and arm (solid: batch, dashed: its reference). Where the solid line lies above the dashed one, BatchNorm "
-        "enlarges the gradient beyond what the loss explains.",
+        "and arm (line). Where batch lies above its reference, BatchNorm enlarges the gradient beyond what the loss "
+        "explains.",
         figure,
     )
 

@@ -89,11 +89,13 @@ def summarize(rows: Sequence[StudyRow]) -> str:
 
 def _places(judged: Sequence[StudyRow], verdict: str) -> str:
     """Where one claim was judged so: the places, or how many of all; empty where it was not."""
-    arms = {row.arm for row in judged}
-    alike = [_where(row, arm=len(arms) > 1) for row in judged if row.verdict == verdict]
+    varied = [name for name in ("arm", "metric") if len({getattr(row, name) for row in judged}) > 1]
+    alike = [_where(row, varied) for row in judged if row.verdict == verdict]
     return f"{len(alike)} of {len(judged)}" if len(alike) > NAMED_PLACES else "; ".join(dict.fromkeys(alike))
 
 
-def _where(row: StudyRow, *, arm: bool) -> str:
+def _where(row: StudyRow, varied: Sequence[str]) -> str:
+    """The row's place, with those of its arm and metric in which the claim's rows differ."""
     at = "" if row.at is None else f" at {row.at:g}" if isinstance(row.at, (int, float)) else f" at {row.at}"
-    return f"{row.arm}, {row.subset}{at}" if arm else f"{row.subset}{at}"
+    arm = f"{row.arm}, " if "arm" in varied else ""
+    return f"{arm}{row.subset}{at}{f', {row.metric}' if 'metric' in varied else ''}"
