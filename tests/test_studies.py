@@ -127,7 +127,10 @@ def test_a_study_writes_json_parquet_and_a_report(memorization, tmp_path):
     write_study_report(result, tmp_path)
     body = json.loads((tmp_path / "study.json").read_text())
     assert (body["kind"], body["name"], len(body["rows"])) == ("study", "memorization", len(result.rows))
-    assert "fitted further" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "fitted further" in page
+    assert "rank correlations over records, taken as independent though the same models measured them" in page
+    assert "fewer than five non-member cells" in page
     assert {path.name for path in tmp_path.iterdir()} == {"study.json", "study.parquet", "report.html"}
 
 

@@ -11,9 +11,13 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from mia_audit.studies import gradient_units
 from mia_audit.studies import gradients as study
 from mia_audit.studies.judge import pair_mean
 from mia_audit.studies.result import StudyRow
+from shadow_pool.store.pool import Pool
+from shadow_pool.train.job import TrainingOutcome
+from shadow_pool.train.unit import Unit, starting_model
 
 SUBSETS = ("clean", "mislabeled", "ood")
 MODELS = np.arange(8)
@@ -170,3 +174,22 @@ def test_every_arm_has_a_dash_of_its_own():
     arms = {name: norms(k) for k, name in enumerate(("batch", "none", "affine", "group", "none+fit", "layer"))}
     styles = [style for _, style in study._parts(table(**arms), SUBSETS)]
     assert len({(str(style["linestyle"]), style["color"]) for style in styles}) == len(styles) == 18
+
+
+def test_a_fit_arm_is_trained_to_its_loss_again(pool, pool_data, tmp_path, monkeypatch):
+    asked = {}
+
+    def train(opened: Pool, arm: str, x: Any, label: Any, *, on_epoch: Any, fit_loss: float | None, **_: Any) -> Any:
+        asked[arm] = fit_loss
+        on_epoch(1, starting_model(opened, arm), 0.0)
+        return None, TrainingOutcome(epochs=7, loss=0.1, diverged=False)
+
+    monkeypatch.setattr(gradient_units, "train_for_pool", train)
+    for arm in ("batch", "none+fit"):
+        receipt = gradient_units._measure_unit(Unit(pool.path, arm, 2), pool_data.records, [1, 9], tmp_path)
+        assert receipt.images == 7 * pool.membership[2].sum()
+    assert asked == {"batch": None, "none+fit": pool.info("batch", 2).loss}
+    (path,) = (tmp_path / "none+fit").iterdir()
+    found = pd.read_parquet(path)
+    assert set(found["epoch"]) == {1}
+    assert set(found[found["definition"] == "eval"]["record"]) == set(np.flatnonzero(pool.membership[2]))

@@ -87,6 +87,7 @@ def test_an_arm_whose_models_stop_apart_is_told_to_where_all_reach_and_where_eac
     last = np.array([list(values[index].values())[-1] for index in range(8)])
     end = find(rows, "accuracy where each model ends")
     assert (end.value, end.ci) == (pytest.approx(last.mean()), pytest.approx(pair_mean(last)[1]))
+    assert find(rows, "epochs to fit 50 %, median of models (at most; empty: never)")
     caption = study._figure({"none+fit": found}, "ood", "accuracy").caption
     assert f"none+fit ends at {last.mean():.2f} (its models stop at epochs 2 to 4; drawn to 2, which all" in caption
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
 from mia_audit.gradients import RecordGradients, batch_gradients, eval_gradients
@@ -78,8 +77,6 @@ def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path)
             within = batch_gradients(model, records.x[batch], records.label[batch], rows, **ask)
             parts.append(_table(epoch, "batch", batch[rows], within, model))
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     _, outcome = train_for_pool(
         pool,
         unit.arm,
@@ -91,7 +88,6 @@ def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path)
         fit_loss=pool.info("batch", unit.index).loss if parse_arm(unit.arm).fit else None,
         on_epoch=measure,
     )
-    torch.set_num_threads(threads)
     path = _file(folder, unit, epochs)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, bytes(pd.concat(parts, ignore_index=True).to_parquet(None, index=False)))

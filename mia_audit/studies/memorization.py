@@ -126,7 +126,8 @@ def _arm_rows(course: Course, arm: str, subset: str) -> list[StudyRow]:
 def _fit_rows(course: Course, arm: str, subset: str) -> list[StudyRow]:
     """When models first fit a share of the subset: the median epoch, never counting as infinite, and how many do.
 
-    The median of an even number is the mean of the middle two: it is infinite where half of the models never do.
+    The median of an even number is the mean of the middle two: it is infinite where half of the models never do. After
+    the recipe's epochs a ``+fit`` model is evaluated at its end alone, so that it may have fitted them sooner.
     """
     accuracy = course.values("accuracy", subset).dropna(how="all")
     rows = []
@@ -135,7 +136,7 @@ def _fit_rows(course: Course, arm: str, subset: str) -> list[StudyRow]:
         first = np.where(reached.any(axis=1), accuracy.columns.to_numpy(float)[reached.argmax(axis=1)], np.inf)
         median = float(np.median(first))
         name = f"{100 * level:g} %"
-        metric = f"epochs to fit {name}, median of the models (empty: never)"
+        metric = f"epochs to fit {name}, median of models ({'' if course.end else 'at most; '}empty: never)"
         rows.append(StudyRow(COURSE, arm, subset, metric, None, median if np.isfinite(median) else None))
         share = float(np.isfinite(first).mean())
         rows.append(StudyRow(COURSE, arm, subset, f"share of models that fit {name}", None, share))
