@@ -2,7 +2,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 
 import pytest
 from pools import contents, tiny_pool, train_here
@@ -11,8 +13,9 @@ from processes import Child, alive, train_with_workers, wait_until, workers_of
 from shadow_pool.errors import UserError
 from shadow_pool.store.entry import temporary_path
 from shadow_pool.train import schedule
+from shadow_pool.train.job import TrainingData
 from shadow_pool.train.schedule import train_pool
-from shadow_pool.train.unit import Receipt, Unit
+from shadow_pool.train.unit import Receipt, Unit, train_unit
 from shadow_pool.train.workers import run_in_workers
 
 
@@ -52,13 +55,61 @@ def outcomes(receipts):
     return {(r.unit.arm, r.unit.index): r.outcome for r in receipts}
 
 
-def test_a_fit_arm_waits_for_all_others_whatever_the_order(fresh, monkeypatch):
+def test_long_models_start_early_and_in_one_round_with_the_others(fresh, monkeypatch):
     workers = Workers([])
     monkeypatch.setattr(schedule, "run_in_workers", workers.run)
     seen = []
-    train_pool(*fresh, workers=4, on_progress=lambda p: seen.append((p.done, p.total)))
-    assert [{arm for arm, _ in units} for _, units in workers.rounds] == [{"batch", "none"}, {"none+fit"}]
+    train_pool(*fresh, workers=2, on_progress=lambda p: seen.append((p.done, p.total)))
+    ((_, units),) = workers.rounds
+    assert [arm for arm, _ in units] == ["batch"] * 4 + ["none"] * 2 + ["none+fit"] * 4 + ["none"] * 2
+    assert sorted(units) == [(arm, index) for arm in ("batch", "none", "none+fit") for index in range(4)]
     assert seen == [(i, 12) for i in range(1, 13)]
+
+
+def test_models_of_arms_that_take_long_are_not_left_to_the_end(tmp_path):
+    units = [Unit(tmp_path, arm, i) for arm in ("none", "none+fit", "group+dp(8)", "batch") for i in range(2)]
+    arms = [unit.arm for unit in schedule._in_order(units, 1)]
+    assert arms == ["batch"] * 2 + ["none"] + ["group+dp(8)"] * 2 + ["none+fit"] * 2 + ["none"]
+    assert schedule._in_order([], 4) == []
+
+
+def test_a_fit_model_is_put_off_until_its_batch_model_is_there(fresh):
+    pool, data = fresh
+    lean = TrainingData.of(data)
+    unit = Unit(pool.path, "none+fit", 1)
+    assert train_unit(unit, lean).outcome == "busy"
+    failed = train_unit(replace(unit, wait=True), lean)
+    assert failed.outcome == "failed"
+    assert "needs model 1 of the batch arm" in failed.message
+    assert train_unit(unit.follows, lean).outcome in ("trained", "chance")
+    assert train_unit(unit, lean).outcome in ("trained", "chance")
+
+
+@pytest.mark.parametrize("fault", ["busy", "dies once", "dies"])
+def test_whatever_holds_a_batch_model_up_its_fit_model_is_asked_to_wait_only_after_its_end(fresh, monkeypatch, fault):
+    ended, asked = set(), Counter()
+
+    def run(function, calls, *, workers):
+        for unit, _ in calls:
+            asked[unit] += 1
+            if unit.arm == "batch" and unit.index == 1 and asked[unit] < {"busy": 2, "dies once": 2, "dies": 9}[fault]:
+                if fault == "busy":
+                    yield Receipt(unit, "busy")
+                    continue
+                temporary_path(unit.entry).mkdir(parents=True)
+                raise BrokenProcessPool
+            if unit.follows is not None and unit.follows not in ended:
+                yield Receipt(unit, "failed" if unit.wait else "busy")
+                continue
+            ended.add(unit)
+            yield Receipt(unit, "trained")
+
+    monkeypatch.setattr(schedule, "run_in_workers", run)
+    found = outcomes(train_pool(*fresh, workers=2))
+    lost = {("batch", 1), ("none+fit", 1)} if fault == "dies" else set()
+    assert {unit for unit, outcome in found.items() if outcome == "failed"} == lost
+    assert len(found) == 12
+    assert asked[Unit(fresh[0].path, "none+fit", 1)] <= 2
 
 
 def test_only_what_is_missing_and_asked_for_is_trained(fresh, monkeypatch):
@@ -81,7 +132,7 @@ def test_a_model_that_kills_its_worker_is_found_out_and_costs_no_other(fresh, mo
     assert set(found.values()) == {"trained"}
     # Together with its neighbours, by half the workers, then alone in a worker of its own.
     suspects = [units for _, units in workers.rounds if ("batch", 2) in units]
-    assert [len(units) for units in suspects] == [8, 4, 1]
+    assert [len(units) for units in suspects] == [12, 4, 1]
     assert not list(pool.path.rglob("*.tmp"))
 
 
@@ -117,7 +168,7 @@ def test_a_busy_model_is_waited_for_after_the_others(fresh, monkeypatch):
     monkeypatch.setattr(schedule, "run_in_workers", run)
     receipts = train_pool(*fresh, workers=2)
     assert len(receipts) == 12
-    assert asked.index(("batch", 1, True)) == 8
+    assert asked.index(("batch", 1, True)) == 12
 
 
 def test_one_worker_is_this_process_and_trains_the_same_bits(fresh, trained):

@@ -8,11 +8,10 @@ belong to the process, so units in one process take turns.
 from __future__ import annotations
 
 import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from shadow_pool.errors import UserError
 from shadow_pool.memory import keep_freed_memory
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, preprocess_of, starting_model, train_unit
+from shadow_pool.train.unit import Receipt, Unit, is_committed, preprocess_of, starting_model, train_unit
 from shadow_pool.train.usertrain import load_trainer
 from shadow_pool.usercode import describe
 
@@ -81,12 +80,7 @@ def train_on_worker(unit: Unit, data: TrainingData) -> Receipt:
 def arrived(receipt: Receipt) -> Receipt:
     """The receipt of a worker, or a failed one where the model it tells of is not in the pool that this side sees."""
     entry = receipt.unit.entry
-    if receipt.outcome in ("failed", "busy") or entry.exists():
-        return receipt
-    # A network file system may remember that it was missing: making a file beside it has the folder looked at anew.
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=entry.parent, prefix="."):
-        pass
-    if entry.exists():
+    if receipt.outcome in ("failed", "busy") or is_committed(entry):
         return receipt
     message = (
         f"a worker says {receipt.outcome}, but {entry} is not here: it wrote to another folder of that name; "

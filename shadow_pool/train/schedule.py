@@ -44,8 +44,9 @@ def train_pool(
 ) -> list[Receipt]:
     """Train every model the pool lacks, one single-threaded process per core.
 
-    Arms whose length depends on another arm (+fit) come after it. A model that fails is reported in its receipt
-    and the rest goes on; a worker that dies is replaced and its model tried again. An interrupt, or the death of
+    Long ones come early, so that no core is left with one at the end; a +fit model whose batch model is not done when
+    its turn comes is put off. A model that fails is reported in its receipt and the rest goes on; a worker that dies
+    is replaced and its model tried again. An interrupt, or the death of
     this process, loses only the models in flight. Which process trains a model, and how many train beside it, changes
     none of its bits. That ends with the machine: another type of processor, a GPU (even the same one twice) or another
     version of torch gives other last digits, in bf16 sooner than in float32; :mod:`shadow_pool.store.drift` warns.
@@ -69,12 +70,11 @@ def train_pool(
     # A worker on another machine starts in a folder of its own.
     path = pool.path.resolve()
     units = [Unit(path, arm, index, device) for arm in pool.spec.arms for index in pool.missing(arm) if index in chosen]
-    phases = [[u for u in units if parse_arm(u.arm).fit is fit] for fit in (False, True)]
+    workers = worker_count(workers, device)
     receipts: list[Receipt] = []
-    for phase in phases:
-        for receipt in _run(phase, lean, worker_count(workers, device), scheduler):
-            receipts.append(receipt)
-            on_progress(Progress(receipt, len(receipts), len(units)))
+    for receipt in _run(_in_order(units, workers), lean, workers, scheduler):
+        receipts.append(receipt)
+        on_progress(Progress(receipt, len(receipts), len(units)))
     return receipts
 
 
@@ -85,19 +85,33 @@ def worker_count(workers: int | None, device: str) -> int:
     return joblib.cpu_count() if device == "cpu" else 1
 
 
+def _in_order(units: list[Unit], workers: int) -> list[Unit]:
+    """The batch arm, on which +fit arms wait, then the arms that take several times as long, then the others.
+
+    Each worker takes one of the others in between: meanwhile the last batch models end, and no +fit model is put off.
+    """
+    arms = {unit: parse_arm(unit.arm) for unit in units}
+    batch = [unit for unit in units if unit.arm == "batch"]
+    long = [unit for unit in units if arms[unit].dp is not None] + [unit for unit in units if arms[unit].fit]
+    short = [unit for unit in units if unit not in {*batch, *long}]
+    return batch + short[:workers] + long + short[workers:]
+
+
 def _run(units: list[Unit], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
     """Run units to their receipts, in rounds: a round ends early when a worker dies.
 
     The models in flight then, any of which may have killed it, are tried again after the others, by half the
     workers each time (memory may have been short), and given up once their worker dies while they train alone.
+    A unit that was ``busy`` waits in a later round, for the batch model it follows in one after that model's end.
     """
     deaths: Counter[Unit] = Counter()
     stillborn = 0
     left = dict.fromkeys(units)
     while left:
-        fewest = min(deaths[unit] for unit in left)
+        ready = [unit for unit in left if not (unit.wait and unit.follows in left)]
+        fewest = min(deaths[unit] for unit in ready)
         width = max(1, workers >> fewest)
-        batch = [unit for unit in left if deaths[unit] == fewest]
+        batch = [unit for unit in ready if deaths[unit] == fewest]
         if fewest and width == 1:
             batch = batch[:1]
         for unit in batch:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from shadow_pool.usercode import describe
 
 @dataclass(frozen=True)
 class Unit:
-    """Which model to train. ``wait``: where another process is training it, wait for that one to end."""
+    """Which model to train. ``wait``: where another process is training it, wait for that one to end; and where it
+    follows a batch model that is not there, fail."""
 
     pool: Path
     arm: str
@@ -45,11 +47,17 @@ class Unit:
         """The directory the model is committed to."""
         return entry_path(self.pool, self.arm, self.index)
 
+    @property
+    def follows(self) -> Unit | None:
+        """The unit whose training loss a +fit arm trains to; None for other arms."""
+        return replace(self, arm="batch", wait=False) if parse_arm(self.arm).fit else None
+
 
 @dataclass(frozen=True)
 class Receipt:
     """What became of a unit: ``outcome`` is ``trained``, ``chance``, ``diverged``, ``present`` (another process
-    committed it), ``busy`` (another process is training it) or ``failed``; ``images`` counts training records seen.
+    committed it), ``busy`` (another process is training it, or the batch model it follows is not there yet) or
+    ``failed``; ``images`` counts training records seen.
     """
 
     unit: Unit
@@ -68,7 +76,7 @@ def train_unit(unit: Unit, data: TrainingData) -> Receipt:
         with one_thread(), entry_lock(unit.entry, wait=unit.wait) as held:
             if unit.entry.exists():
                 return Receipt(unit, "present")
-            if not held:
+            if not held or not (unit.wait or unit.follows is None or is_committed(unit.follows.entry)):
                 return Receipt(unit, "busy")
             with workspace(unit.entry):
                 # Whoever hands out units has checked the pool's code, perhaps on another machine.
@@ -78,6 +86,11 @@ def train_unit(unit: Unit, data: TrainingData) -> Receipt:
         raise
     except Exception as error:
         return Receipt(unit, "failed", message=str(error) if isinstance(error, UserError) else describe(error))
+
+
+def is_committed(entry: Path) -> bool:
+    """Whether a model is there, whatever a network file system remembers: listing a folder has it look anew."""
+    return entry.exists() or (entry.parent.exists() and entry.name in os.listdir(entry.parent))
 
 
 def train_for_pool(
@@ -202,9 +215,9 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
 
 def _loss_to_reach(pool: Pool, unit: Unit) -> float | None:
     """The loss a +fit arm trains to; None for other arms, and where the batch model diverged and has none."""
-    if not parse_arm(unit.arm).fit:
+    if unit.follows is None:
         return None
-    if not pool.entry("batch", unit.index).exists():
+    if not is_committed(unit.follows.entry):
         raise UserError(f"+fit needs model {unit.index} of the batch arm, which is not trained; train it first")
     return pool.info("batch", unit.index).loss
 
