@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from mia_audit.metrics.intervals import resolved
 from mia_audit.results import FPRS
 from shadow_pool.arms import parse_arm
@@ -25,7 +27,8 @@ from shadow_pool.train.unit import one_thread
 from shadow_pool.train.usertrain import train_by_user
 
 STEPS = 2
-"""Training steps that are timed per arm, after as many to warm up."""
+"""Training steps that are timed per arm, and twice as many: what a run costs once is told from what a step costs."""
+_RUNS, _ENOUGH = 5, 0.3
 _SMALL_FILES = 8_000
 _TABLE_ROW = 40
 
@@ -89,10 +92,10 @@ class Plan:
 def make_plan(
     pool: Path, planned: PlannedPool, *, workers: int, indices: range | None = None, device: str = "cpu"
 ) -> Plan:
-    """Time :data:`STEPS` training steps and the queries of each arm, here and now, and scale them up.
+    """Time :data:`STEPS` training steps, twice as many, and the queries of each arm, here and now, and scale them up.
 
     A machine that does other work meanwhile makes the estimate as much longer. A user's own training function is run
-    whole on that many batches. Writes nothing.
+    whole on as many batches of records. Writes nothing.
 
     Args:
         pool: its folder, where models may be already; they cost nothing more.
@@ -123,51 +126,76 @@ def make_plan(
 
 def _arm_cost(planned: PlannedPool, arm: str, models: int, device: str) -> ArmCost:
     spec, records = planned.spec, planned.data.records
-    recipe = spec.recipe
     preprocess = parse_normalize(spec.data.normalize, records.x.shape[1:])
     shape = model_input_shape(spec.data.normalize, records.x)
     norm = parse_arm(arm).norm
     model = build_model(
         spec.arch, norm, classes=len(records.classes), input_shape=shape, seed=spec.seed, initial=planned.initial
     )
-    x, label = records.x[: STEPS * recipe.batch_size], records.label[: STEPS * recipe.batch_size]
-    job = TrainingJob(
-        arm=replace(parse_arm(arm), fit=False),
-        recipe=replace(recipe, epochs=1),
-        seed=spec.seed,
-        index=0,
-        device=device,
-        precision=spec.precision,
-    )
-    half = len(records) / 2
-    if spec.train is not None:
-        reference = spec.train
-        run = _timed(lambda: train_by_user(reference, model, x, label, job, preprocess=preprocess))
-        training = run * half / len(x)
-    else:
-        run = _timed(lambda: train_model(model, x, label, job, preprocess=preprocess))
-        steps = recipe.epochs * len(batch_bounds(int(half), recipe.batch_size))
-        training = run / len(batch_bounds(len(x), recipe.batch_size)) * steps
+    fixed, varying = _training_seconds(planned, arm, model, preprocess, device)
     views = query_views(spec.queries, records.x.shape[1:])
+    x, label = records.x[: _count(planned)], records.label[: _count(planned)]
     asking = _timed(lambda: compute_signals(model, x, label, preprocess=preprocess, views=(PLAIN,), device=device))
-    evaluations = len({*recipe.evaluate_epochs, recipe.epochs})
+    evaluations = len({*spec.recipe.evaluate_epochs, spec.recipe.epochs})
     rows = len(records) + len(planned.data.population)
     queries = asking / len(x) * rows * (len(views) + evaluations)
     return ArmCost(
         arm=arm,
         models=models,
-        seconds=training + queries,
-        at_most=training * (FIT_LIMIT if parse_arm(arm).fit else 1) + queries,
+        seconds=fixed + varying + queries,
+        at_most=fixed + varying * (FIT_LIMIT if parse_arm(arm).fit else 1) + queries,
         bytes_per_model=len(weights_bytes(model.state_dict())) + rows * (8 * len(views) + 16) + _SMALL_FILES,
     )
 
 
+def _training_seconds(
+    planned: PlannedPool, arm: str, model: nn.Module, preprocess: Callable[[Tensor], Tensor], device: str
+) -> tuple[float, float]:
+    """Seconds that training a model costs whatever its length, and those that grow with it.
+
+    A run of twice the steps tells them apart: +dp asks its accountant and looks for coupled records once a run.
+    """
+    spec, records, count = planned.spec, planned.data.records, _count(planned)
+    job = TrainingJob(
+        arm=replace(parse_arm(arm), fit=False),
+        recipe=spec.recipe,
+        seed=spec.seed,
+        index=0,
+        device=device,
+        precision=spec.precision,
+    )
+
+    def train(times: int) -> object:
+        if spec.train is not None:
+            x, label = records.x[: times * count], records.label[: times * count]
+            return train_by_user(spec.train, model, x, label, job, preprocess=preprocess)
+        epochs = replace(job, recipe=replace(spec.recipe, epochs=times))
+        return train_model(model, records.x[:count], records.label[:count], epochs, preprocess=preprocess)
+
+    once, twice = _timed(lambda: train(1)), _timed(lambda: train(2))
+    more = max(0.0, twice - once)
+    half = len(records) // 2
+    times = half / count
+    if spec.train is None:
+        steps, timed = (len(batch_bounds(size, spec.recipe.batch_size)) for size in (half, count))
+        times = spec.recipe.epochs * steps / timed
+    return max(0.0, once - more), more * times
+
+
+def _count(planned: PlannedPool) -> int:
+    """Records of :data:`STEPS` batches, at most a model's half."""
+    return min(STEPS * planned.spec.recipe.batch_size, len(planned.data.records) // 2)
+
+
 def _timed(run: Callable[[], object]) -> float:
-    """Seconds of the second of two runs."""
+    """Seconds of the fastest of a few runs after one to warm up: the others were held up by something else."""
     run()
-    started = time.perf_counter()
-    run()
-    return time.perf_counter() - started
+    found: list[float] = []
+    while len(found) < _RUNS and sum(found) < _ENOUGH:
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return min(found)
 
 
 def _memory(planned: PlannedPool, workers: int) -> int:

@@ -82,6 +82,11 @@ def train_shadows(
         say_what_pool_runs(open_pool(pool))
     if plan:
         _show_plan(pool, plan_pool(pool, changes, **options), workers=workers, indices=chosen, device=device)
+        if scheduler is not None:
+            stdout().print(
+                "\nTimes are those of cores like this machine's; --workers says how many workers the scheduler has.",
+                soft_wrap=True,
+            )
         return
     opened, records = prepare_pool(pool, changes, **options)
     warn(opened.manifest.warnings, quiet=quiet)
