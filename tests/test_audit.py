@@ -235,6 +235,7 @@ def test_an_arm_that_the_pool_lacks_is_named(pool: Pool, pool_data: PoolData, ta
     [
         ({"attacks": ("lyra",)}, "unknown attack 'lyra'"),
         ({"subsets": "some"}, "unknown subsets 'some'"),
+        ({"query_mode": "train"}, "unknown query mode 'train'"),
         ({"arm": "batched"}, "unknown arm 'batched'"),
     ],
 )
@@ -243,6 +244,9 @@ def test_unknown_names_list_the_known_ones(
 ) -> None:
     with pytest.raises(UserError, match=message):
         audit_target(target.model, pool, pool_data, **options)  # type: ignore[arg-type]
+    if {"subsets", "query_mode"} & set(options):
+        with pytest.raises(UserError, match=message):
+            audit_pool(pool, **options)  # type: ignore[arg-type]
 
 
 def test_a_target_with_nan_weights_is_refused(

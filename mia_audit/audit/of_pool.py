@@ -15,6 +15,7 @@ from mia_audit.evidence import REPORT_MODELS, ArmEvidence, arm_trains, load_evid
 from mia_audit.results import AuditResult
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
+from shadow_pool.signals import QUERY_MODES
 from shadow_pool.store.drift import drift_warnings
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
@@ -34,6 +35,7 @@ def audit_pool(
         UserError: fewer than 6 usable models in every arm, or a damaged file.
     """
     check_choice("subsets", subsets, SUBSET_CHOICES)
+    check_choice("query mode", query_mode, QUERY_MODES)
     judged, notes = _judged_arms(pool, data, query_mode)
     first = "batch" if "batch" in judged else next(iter(judged))
     lead = judged[first]

@@ -32,6 +32,7 @@ from mia_audit.metrics.records import false_positive_rate
 from mia_audit.results import ArmSummary, AttackRow, AuditResult, EffectRow
 from shadow_pool.data.records import PoolData
 from shadow_pool.models.norms import ratios
+from shadow_pool.signals import QUERY_MODES
 from shadow_pool.store.drift import drift_warnings
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
@@ -73,6 +74,7 @@ def audit_target(
         UserError: what the user can mend, in one line.
     """
     check_choice("subsets", subsets, SUBSET_CHOICES)
+    check_choice("query mode", query_mode, QUERY_MODES)
     target = open_target(
         path,
         pool,

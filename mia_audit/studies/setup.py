@@ -21,13 +21,13 @@ from shadow_pool.errors import UserError, unknown_name
 from shadow_pool.models.norms import has_batchnorm
 from shadow_pool.models.resolve import build_model
 from shadow_pool.prepare import PlannedPool, plan_pool, prepare_pool
+from shadow_pool.signals import QUERY_MODES
 from shadow_pool.spec import from_dict, merge, to_dict
 from shadow_pool.store.manifest import now, software_versions
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.schedule import Progress, train_pool
 
 OUTLIERS = ("mislabeled", "ood")
-QUERY_MODES = ("eval", "batch")
 FEWEST_MODELS = 4
 """Two pairs: the least that has an interval."""
 
