@@ -55,7 +55,10 @@ def train_shadows(
     indices: Annotated[
         str | None, typer.Option("--indices", metavar="A-B", help="Train only models A to B of each arm.")
     ] = None,
-    device: o.DeviceOption = "cpu",
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="D", help="cpu, cuda or cuda:N; several GPUs: a run each, with --indices."),
+    ] = "cpu",
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what the pool will cost and resolve; train nothing.")
     ] = False,

@@ -46,13 +46,15 @@ def train_pool(
 
     Long ones come early, so that no core is left with one at the end; a +fit model whose batch model is not done when
     its turn comes is put off. A model that fails is reported in its receipt and the rest goes on; a worker that dies
-    is replaced and its model tried again. An interrupt, or the death of
-    this process, loses only the models in flight. Which process trains a model, and how many train beside it, changes
-    none of its bits. That ends with the machine: another type of processor, a GPU (even the same one twice) or another
-    version of torch gives other last digits, in bf16 sooner than in float32; :mod:`shadow_pool.store.drift` warns.
+    is replaced and its model tried again. An interrupt, or the death of this process, loses only the models in flight.
+    Which process trains a model, and how many train beside it, changes none of its bits. That ends with the machine:
+    another type of processor, a GPU (even the same one twice) or another version of torch gives other last digits, in
+    bf16 sooner than in float32; :mod:`shadow_pool.store.drift` warns.
 
     Args:
-        workers: processes (default: one per core; on a GPU one per device). One worker is this process itself.
+        workers: processes (default: one per core; on a GPU one). One worker is this process itself.
+        device: ``cpu``, ``cuda`` or ``cuda:N``, one GPU. Several are used by as many processes at once, each with its
+            device and its ``indices`` of the same pool: ``cuda:0`` with 0 to 31, ``cuda:1`` with 32 to 63.
         scheduler: address of a Dask scheduler whose workers see the pool's folder.
         indices: train these models only (each arm), for Slurm arrays and the like.
 
