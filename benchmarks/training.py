@@ -7,7 +7,37 @@ in a process of its own. GFLOP/s count forward and backward by torch.utils.flop_
 2048 x 2048 matrices of that precision on all cores. MB: the largest resident sets of a side's processes, added. AUC of
 lira-online with its interval says whether the models of both sides leak alike.
 
-RESULTS
+Measured 2026-11-30 on a virtual machine of 2 Xeon cores (AVX-512, AMX) with nothing else running in it. Its host is
+noisy: plain LeNet gave 3,700 to 6,000 images/s on one day, so compare within a block, which is one run.
+
+    case            images/s  ratio    cold  ratio  GFLOP/s  of peak     MB  AUC
+    lenet plain        3,761                                            915  0.615 [0.586, 0.645]
+      ours fp32        9,320   2.48   8,060   2.14     21.1     9.1%    745  0.639 [0.627, 0.650]
+      ours bf16        9,249   2.46   9,284   2.47     20.9     1.2%    747  0.620 [0.584, 0.656]
+
+    resnet8 plain        624                                          1,087  0.566 [0.529, 0.602]
+      ours fp32        1,054   1.69     981   1.57     78.1    33.2%    754  0.567 [0.540, 0.595]
+      ours bf16        1,630   2.61   1,570   2.52    120.8    15.6%    754  0.564 [0.528, 0.599]
+
+    lenet-none plain   4,520                                            914  0.575 [0.537, 0.613]
+      ours fp32       11,960   2.65  11,078   2.45     27.1    11.5%    748  0.599 [0.587, 0.611]
+      ours bf16       11,065   2.45  11,632   2.57     25.1     3.2%    748  0.581 [0.543, 0.618]
+
+Both sides leak alike, in either precision. 55 % of the peak is out of reach: half of a LeNet step is convolutions of 6
+and 16 channels at 17 GFLOP/s, the rest is memory traffic; a core of bf16 multiplies at 1,100 GFLOP/s here, and half of a
+ResNet-8 step in bf16 is BatchNorm, ReLU and sums, at 15 GB/s.
+
+Tried, and what it gave here, a core (LeNet step of 64 images 8 to 9 ms, ResNet-8 45 ms):
+kept: keeping freed memory (shadow_pool/memory.py) 1.6 and 1.3 times as fast; channels-last for wide models 1.3; bf16 for
+wide models 1.6; 2x2 max pooling by rows (shadow_pool/models/pooling.py) 1.1 to 1.2 with the usual order of LeNet's maps;
+asking the models once a record instead of twice 1.1 for 20 epochs; one gather an epoch; fused optimizers (.1 ms a step);
+one single-threaded process a core, started once (2 to 4 s, mostly torch's import), records shared by memory map; long
+models first and no barrier before +fit arms, which leaves no core idle.
+not kept: bf16 and channels-last for LeNet (.7 to 1.0); float32 convolutions that multiply in bf16 (ResNet-8 .6 of
+autocast); torch.compile 1.1 for 8 to 40 s a start; oneDNN's blocked layout for whole steps .9; our own BatchNorm statistics
+1.0; transparent huge pages 1.0; flushing denormals 1.0; unfolded convolutions 1.05; torch.func over stacked models .75.
+to do: the maps of several models as groups of one channels-last convolution, BatchNorm and pooling: 1.35 (BatchNorm) and
+1.6 times (none) for two models, 1.55 and 1.7 for four, measured on a sketch. Pairs would keep their bits whoever trains.
 
 Run: python benchmarks/training.py [--cases lenet,resnet8] [--precisions fp32,bf16]
 """
