@@ -23,21 +23,24 @@ noisy: plain LeNet gave 3,700 to 6,000 images/s on one day, so compare within a 
       ours fp32       11,960   2.65  11,078   2.45     27.1    11.5%    748  0.599 [0.587, 0.611]
       ours bf16       11,065   2.45  11,632   2.57     25.1     3.2%    748  0.581 [0.543, 0.618]
 
-Both sides leak alike, in either precision. 55 % of the peak is out of reach: half of a LeNet step is convolutions of 6
-and 16 channels at 17 GFLOP/s, the rest is memory traffic; a core of bf16 multiplies at 1,100 GFLOP/s here, and half of a
-ResNet-8 step in bf16 is BatchNorm, ReLU and sums, at 15 GB/s.
+Both sides leak alike, in either precision. 55 % of the peak is out of reach: half of a LeNet step is convolutions of
+6 and 16 channels at 17 GFLOP/s, the rest is memory traffic; a core multiplies bf16 at 1,100 GFLOP/s here, and half of
+a ResNet-8 step in bf16 is BatchNorm, ReLU and sums, at 15 GB/s.
 
-Tried, and what it gave here, a core (LeNet step of 64 images 8 to 9 ms, ResNet-8 45 ms):
-kept: keeping freed memory (shadow_pool/memory.py) 1.6 and 1.3 times as fast; channels-last for wide models 1.3; bf16 for
-wide models 1.6; 2x2 max pooling by rows (shadow_pool/models/pooling.py) 1.1 to 1.2 with the usual order of LeNet's maps;
-asking the models once a record instead of twice 1.1 for 20 epochs; one gather an epoch; fused optimizers (.1 ms a step);
-one single-threaded process a core, started once (2 to 4 s, mostly torch's import), records shared by memory map; long
-models first and no barrier before +fit arms, which leaves no core idle.
-not kept: bf16 and channels-last for LeNet (.7 to 1.0); float32 convolutions that multiply in bf16 (ResNet-8 .6 of
-autocast); torch.compile 1.1 for 8 to 40 s a start; oneDNN's blocked layout for whole steps .9; our own BatchNorm statistics
-1.0; transparent huge pages 1.0; flushing denormals 1.0; unfolded convolutions 1.05; torch.func over stacked models .75.
-to do: the maps of several models as groups of one channels-last convolution, BatchNorm and pooling: 1.35 (BatchNorm) and
-1.6 times (none) for two models, 1.55 and 1.7 for four, measured on a sketch. Pairs would keep their bits whoever trains.
+Tried, and how many times as fast it made a core's step (LeNet 8 to 9 ms for 64 images, ResNet-8 45 ms). Kept: freed
+memory stays with the process (shadow_pool/memory.py), LeNet 1.6, ResNet-8 1.3; channels-last order 1.3 and bf16 1.6
+for wide models; 2x2 max pooling by rows (shadow_pool/models/pooling.py), with LeNet's maps in the usual order, 1.1 to
+1.2; models asked once a record instead of twice, 1.05 of a unit of 10 epochs; one gather an epoch; fused optimizers
+(.1 ms a step); one single-threaded process a core, started once (2 to 4 s, mostly torch's import), records shared by
+memory map; long models first and no barrier before +fit arms, which leaves no core idle.
+
+Not kept: for LeNet, bf16 and channels-last .7 to 1.0; float32 convolutions that multiply in bf16 .6 of autocast
+(ResNet-8); torch.compile 1.1, for 8 to 40 s a start; oneDNN's blocked layout from end to end .9; BatchNorm's
+statistics by matrix products 1.0; transparent huge pages 1.0; flushing denormals 1.0 and torch.func over stacked
+models .75 (on other machines).
+
+To do: the maps of several models as the groups of one channels-last convolution, BatchNorm and pooling. A sketch of
+the LeNet step gave 1.35 (with BatchNorm) and 1.6 times (without) for two models, 1.55 and 1.7 for four.
 
 Run: python benchmarks/training.py [--cases lenet,resnet8] [--precisions fp32,bf16]
 """
