@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +62,20 @@ class Dask:
     address: str
     workers: list[subprocess.Popen[bytes]]
     folders: list[Path]
+    start: Callable[[Path], subprocess.Popen[bytes]]
+
+    def revive(self) -> None:
+        """Start the workers that died again."""
+        for index, (worker, folder) in enumerate(zip(self.workers, self.folders, strict=True)):
+            if worker.poll() is not None:
+                self.workers[index] = self.start(folder)
+        with Client(self.address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(len(self.workers), timeout=120)
 
 
 @contextmanager
 def start_dask(folder: Path, *, workers: int, nanny: str = "--no-nanny", allowed_failures: int = 3) -> Iterator[Dask]:
-    dask = (sys.executable, "-m", "dask")
+    command = (sys.executable, "-m", "dask")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -74,19 +83,28 @@ def start_dask(folder: Path, *, workers: int, nanny: str = "--no-nanny", allowed
     folders = [folder / f"worker-{index}" for index in range(workers)]
     setting = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": str(allowed_failures)}
     with ExitStack() as stack:
-        scheduler = (*dask, "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        scheduler = (*command, "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
         stack.enter_context(process(*scheduler, folder=folder / "scheduler", **setting))
-        worker = (*dask, "worker", address, nanny, "--no-dashboard", "--nthreads", "1")
-        started = [stack.enter_context(process(*worker, folder=folder)) for folder in folders]
-        with Client(address, timeout=60, set_as_default=False) as client:
-            client.wait_for_workers(workers, timeout=120)
-        yield Dask(address, started, folders)
+        worker = (*command, "worker", address, nanny, "--no-dashboard", "--nthreads", "1")
+
+        def start(folder: Path) -> subprocess.Popen[bytes]:
+            return stack.enter_context(process(*worker, folder=folder))
+
+        dask = Dask(address, [start(folder) for folder in folders], folders, start)
+        dask.revive()
+        yield dask
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dask]:
     with start_dask(tmp_path_factory.mktemp("dask"), workers=2) as dask:
         yield dask
+
+
+@pytest.fixture
+def two_workers(shared: Dask) -> Dask:
+    shared.revive()
+    return shared
 
 
 def test_two_workers_give_the_bits_of_one_process(two_workers: Dask, tmp_path: Path) -> None:
@@ -263,23 +281,20 @@ def test_two_processes_with_disjoint_indices_make_one_whole_pool(tmp_path: Path)
     assert contents(folder) == contents(alone.path)
 
 
-@pytest.mark.slow
-def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
-    pool, data = make(tmp_path / "cluster", n=8, epochs=200)
-    with start_dask(tmp_path, workers=2) as dask:
+def test_a_worker_killed_in_the_middle_loses_nothing_and_doubles_nothing(two_workers: Dask, tmp_path: Path) -> None:
+    pool, data = make(tmp_path / "cluster", arms=["batch"], epochs=60)
 
-        def kill_one(progress: Progress) -> None:
-            if progress.done == 1:
-                os.kill(dask.workers[0].pid, signal.SIGKILL)
+    def kill_one(progress: Progress) -> None:
+        if progress.done == 1:
+            os.kill(two_workers.workers[0].pid, signal.SIGKILL)
 
-        receipts = train_pool(pool, data, scheduler=dask.address, on_progress=kill_one)
-    assert Counter((r.unit.arm, r.unit.index) for r in receipts) == Counter(
-        (arm, index) for arm in pool.spec.arms for index in range(8)
-    )
-    assert {receipt.outcome for receipt in receipts} == {"trained"}
+    receipts = train_pool(pool, data, scheduler=two_workers.address, on_progress=kill_one)
+    assert Counter(receipt.unit.index for receipt in receipts) == Counter(range(4))
+    # Present: committed by the worker that was ended before it could say so.
+    assert {receipt.outcome for receipt in receipts} <= {"trained", "present"}
     found = verify_pool(pool)
-    assert (found.checked, found.missing, found.leftovers, found.sound) == (16, 0, 0, True)
-    alone, data = make(tmp_path / "alone", n=8, epochs=200)
+    assert (found.checked, found.missing, found.leftovers, found.sound) == (4, 0, 0, True)
+    alone, data = make(tmp_path / "alone", arms=["batch"], epochs=60)
     train_here(alone, data)
     assert contents(pool.path) == contents(alone.path)
 
