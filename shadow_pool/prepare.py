@@ -111,9 +111,12 @@ def plan_pool(
     if initial is not None:
         weights, found = _initial_state(spec, data, initial)
         data = replace(data, warnings=(*data.warnings, *found))
-    model = _try_models(spec, data, weights)
+    models = _try_models(spec, data, weights)
     if not exists:
-        spec = replace(spec, precision=settle_precision(spec.precision, device, model))
+        spec = replace(spec, precision=settle_precision(spec.precision, device, next(iter(models.values()))))
+        if len(models) > 1 and "batch" in models and not has_batchnorm(models["batch"]):
+            same = f"{spec.arch} has no BatchNorm: the arms {', '.join(models)} are the same model, one is enough"
+            data = replace(data, warnings=(*data.warnings, same))
     return PlannedPool(spec, data, weights, exists)
 
 
@@ -152,12 +155,16 @@ def _initial_state(spec: PoolSpec, data: PoolData, initial: InitialWeights) -> t
     return model.state_dict(), warnings
 
 
-def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> nn.Module:
-    """Refuse an architecture, in any arm, or a training function that cannot do with the records; the last model."""
+def _try_models(spec: PoolSpec, data: PoolData, initial: dict[str, Tensor] | None) -> dict[str, nn.Module]:
+    """A model of each normalization among the arms.
+
+    Refuses an architecture, in any arm, or a training function that cannot do with the records.
+    """
     shape, classes = model_input_shape(spec.data.normalize, data.records.x), len(data.records.classes)
+    models = {}
     for norm in dict.fromkeys(parse_arm(arm).norm for arm in spec.arms):
-        model = build_model(spec.arch, norm, classes=classes, input_shape=shape, seed=0, initial=initial)
-        check_model(model, shape, classes)
+        models[norm] = build_model(spec.arch, norm, classes=classes, input_shape=shape, seed=0, initial=initial)
+        check_model(models[norm], shape, classes)
     if spec.train is not None:
         load_trainer(spec.train)
-    return model
+    return models

@@ -15,8 +15,8 @@ from pools import tiny_pool, train_here
 from torch import nn
 
 from mia_audit.audit import audit_pool, audit_target
-from mia_audit.audit.cautions import accuracy_warnings
-from mia_audit.audit.rows import FEWEST_NONMEMBERS
+from mia_audit.audit.cautions import accuracy_warnings, borrowed_warnings
+from mia_audit.audit.rows import FEWEST_NONMEMBERS, headline_of, target_row
 from mia_audit.evidence import load_evidence, reference_arms, subset_masks, usable_models
 from mia_audit.metrics.jackknife import jackknife_pool
 from mia_audit.results import ATTACKS, FPRS, AuditResult
@@ -387,3 +387,21 @@ def test_shadows_of_the_targets_own_recipe_are_seldom_said_to_be_unlike_it(
         infos = tuple(replace(evidence.infos[0], member_accuracy=value) for value in drawn[:8])
         alarms += bool(accuracy_warnings(replace(info, member_accuracy=drawn[8]), replace(evidence, infos=infos)))
     assert alarms < 0.08 * 400
+
+
+@pytest.mark.parametrize(
+    ("nonmembers", "imitated", "resolves"), [(0, True, True), (0, False, False), (7, True, False), (19, True, False)]
+)
+def test_thresholds_of_the_pool_resolve_nothing_against_the_targets_own(
+    nonmembers: int, imitated: bool, resolves: bool
+) -> None:
+    member = np.arange(40 + nonmembers) < 40
+    pool_scores = np.random.default_rng(0).normal(size=10_000)
+    row = target_row("lira-online", "batch", "ood", member, member + 3.0, pool_scores, imitated=imitated)
+    assert (row.auc, row.nonmembers) == (None, nonmembers)
+    assert all(point.tpr is not None and point.ci is not None for point in row.tpr_at_fpr)
+    assert all(point.resolved is resolves for point in row.tpr_at_fpr)
+    headline = headline_of([replace(row, subset="all")], "lira-online", "batch")
+    assert (headline is not None) is resolves
+    assert bool(borrowed_warnings([row], imitated)) is bool(row.subset != "all")
+    assert bool(borrowed_warnings([replace(row, subset="all")], imitated)) is (not imitated and not nonmembers)

@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from shadow_pool.models.pooling import halve
+from shadow_pool.models.resolve import build_model
 from shadow_pool.seeds import torch_stream
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 7), st.integers(2, 9), st.integers(2, 9))
@@ -93,3 +94,16 @@ def test_gradients_of_gradients():
     x = drawn((2, 3, 5, 6)).double().requires_grad_()
     assert torch.autograd.gradgradcheck(halve, x)
     assert torch.autograd.gradcheck(halve, x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["script", "trace", "export"])
+def test_a_program_made_of_a_model_that_halves(form):
+    model = build_model("lenet", "batch", classes=10, input_shape=(1, 28, 28), seed=0).eval()
+    x = drawn((4, 1, 28, 28))
+    program = {
+        "script": lambda: torch.jit.script(model),
+        "trace": lambda: torch.jit.trace(model, x),
+        "export": lambda: torch.export.export(model, (x,)).module(),
+    }[form]()
+    torch.testing.assert_close(program(x), model(x))

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from pools import contents, tiny_pool, train_here, write_digits
@@ -186,3 +188,12 @@ def test_a_users_normalization_may_change_what_a_model_sees(tmp_path):
     )
     assert (pool.manifest.input_shape, pool.manifest.model_shape) == ((1, 8, 8), (3, 8, 7))
     assert train_unit(Unit(pool.path, "none", 0), TrainingData.of(data)).outcome in ("trained", "chance")
+
+
+@pytest.mark.parametrize(("arms", "said"), [(["batch", "none"], True), (["batch"], False), (["none", "group"], False)])
+def test_arms_of_a_model_without_batchnorm_are_said_to_be_one(tmp_path: Path, arms: list[str], said: bool) -> None:
+    (tmp_path / "plain.py").write_text(
+        "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    _, data = tiny_pool(tmp_path / "p", {"arms": arms, "arch": f"{tmp_path}/plain.py:net"})
+    assert any("has no BatchNorm: the arms batch, none are the same model" in text for text in data.warnings) is said

@@ -288,7 +288,7 @@ def test_a_table_of_breast_cancer_by_an_mlp_of_ones_own(run: Run) -> None:
     shared = ["--data", "records.csv", "--label", "diagnosis", "--id", "case", "--arch", "net.py:Classifier(hidden=24)"]
     shared += ["--normalize", "net.py:standardize", "--spec", "small.toml", "--workers", "1", "--n", "4"]
 
-    status, _, err = run("train-shadows", *shared, "--classes", "classes.txt", "--epochs", "12", "--arms", "batch,none")
+    status, _, err = run("train-shadows", *shared, "--classes", "classes.txt", "--epochs", "28", "--arms", "batch,none")
     assert status == 0, err
     status, _, err = run("score", "model.pt", "--members", "members.txt", "--workers", "1")
     assert status == 0, err

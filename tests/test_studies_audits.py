@@ -135,7 +135,7 @@ def plain(num_classes):
 def train(model, dataset, seed, device):
     raise AssertionError("nothing is to be trained")
 """
-SMALL: dict[str, Any] = {"n": 4, "arch": "mlp(width=8, depth=1)", "precision": "fp32", "data": {"holdout": 0.6}}
+SMALL: dict[str, Any] = {"n": 6, "arch": "mlp(width=8, depth=1)", "precision": "fp32", "data": {"holdout": 0.6}}
 
 
 def refused(name: str, out: Path, *, query_mode: str = "eval", **changes: Any) -> str:
@@ -214,3 +214,8 @@ def test_a_fit_arm_that_missed_its_loss_is_warned_about(pool, pool_data, tmp_pat
     found = study_pool(StudySetup(tmp_path), {}, "x", check=lambda planned: None)
     missed = sum(one.reached is False for one in short.values())
     assert any(f"arm none+fit: {missed} of 8 models did not reach" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize("study", ["leakage", "mitigation"])
+def test_too_few_models_to_audit_are_refused_before_anything_is_written(study: str, tmp_path: Path) -> None:
+    assert "takes at least 6 models an arm, got n = 4; use --n 8" in refused(study, tmp_path / "out", n=4)

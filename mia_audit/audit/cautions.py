@@ -10,7 +10,7 @@ from mia_audit.audit.rows import FEWEST_NONMEMBERS
 from mia_audit.audit.target import Target
 from mia_audit.evidence import REPORT_MODELS, ArmEvidence
 from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
-from mia_audit.results import TargetInfo
+from mia_audit.results import AttackRow, TargetInfo
 from shadow_pool.store.pool import Pool
 
 
@@ -35,6 +35,23 @@ def member_warnings(target: Target, evidence: ArmEvidence) -> list[str]:
     if not members:
         found.append("the target has no members among the records, so nothing can leak about them")
     return found
+
+
+def borrowed_warnings(rows: Iterable[AttackRow], imitated: bool) -> list[str]:
+    """Subsets whose TPRs stand on the pool's thresholds, though all records have non-members enough; and a pool whose
+    thresholds do not hold for this target."""
+    few = {row.subset: row.nonmembers for row in rows if row.nonmembers < FEWEST_NONMEMBERS}
+    if "all" in few:
+        if imitated or few["all"]:
+            return []
+        return ["TPRs stand on the thresholds of a pool that does not imitate the target: none is resolved"]
+    found = ", ".join(f"{subset} ({count})" for subset, count in few.items())
+    if not found:
+        return []
+    return [
+        f"subsets with few non-members of the target: {found}; no AUC, and the thresholds of their TPRs come from the "
+        "pool's own models: not resolved"
+    ]
 
 
 def accuracy_warnings(info: TargetInfo, evidence: ArmEvidence) -> list[str]:

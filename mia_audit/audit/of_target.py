@@ -10,7 +10,14 @@ import numpy as np
 import pandas as pd
 
 from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
-from mia_audit.audit.cautions import accuracy_warnings, dropped_warnings, few_models_warnings, member_warnings, unique
+from mia_audit.audit.cautions import (
+    accuracy_warnings,
+    borrowed_warnings,
+    dropped_warnings,
+    few_models_warnings,
+    member_warnings,
+    unique,
+)
 from mia_audit.audit.doubts import asked_again, disagreeing_rows, fit_doubts, reversed_rows
 from mia_audit.audit.drawings import target_drawings
 from mia_audit.audit.rows import epsilon_of_target, headline_of, target_row
@@ -147,9 +154,10 @@ def _result(
     query_mode: str,
     notes: list[str],
 ) -> AuditResult:
-    rows = _target_rows(target, evidence, judged) if target.member is not None else []
-    curves, bands, drawn = target_drawings(target, judged.scores[judged.headline], judged.masks)
     info = target_info(target, evidence, data, query_mode)
+    unlike = accuracy_warnings(info, evidence)
+    rows = _target_rows(target, evidence, judged, imitated=not unlike) if target.member is not None else []
+    curves, bands, drawn = target_drawings(target, judged.scores[judged.headline], judged.masks)
     warnings = (
         *pool.manifest.warnings,
         *evidence.notes,
@@ -158,10 +166,11 @@ def _result(
         *judged.tags.notes,
         *notes,
         *member_warnings(target, evidence),
+        *borrowed_warnings(rows, imitated=not unlike),
         *reversed_rows(rows),
         *disagreeing_rows(rows, judged.headline, target.arm),
         *fit_doubts(target, data.records.label, evidence),
-        *accuracy_warnings(info, evidence),
+        *unlike,
         *dropped_warnings(judged.scores, pool),
         *few_models_warnings(judged.cells[judged.headline], pool),
     )
@@ -198,7 +207,7 @@ def _target_table(pool: Pool, target: Target, evidence: ArmEvidence, judged: _Ju
     return table
 
 
-def _target_rows(target: Target, evidence: ArmEvidence, judged: _Judged) -> list[AttackRow]:
+def _target_rows(target: Target, evidence: ArmEvidence, judged: _Judged, *, imitated: bool) -> list[AttackRow]:
     member = target.member
     assert member is not None
     rows = []
@@ -214,6 +223,7 @@ def _target_rows(target: Target, evidence: ArmEvidence, judged: _Judged) -> list
                     member[mask],
                     score[mask],
                     cells[~evidence.membership & mask],
+                    imitated=imitated,
                     epsilon_lower=epsilon if subset == "all" else None,
                 )
             )

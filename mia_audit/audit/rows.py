@@ -24,16 +24,19 @@ def target_row(
     score: np.ndarray,
     pool_nonmember_scores: np.ndarray,
     *,
+    imitated: bool = True,
     epsilon_lower: float | None = None,
 ) -> AttackRow:
     """One attack on the records of one subset of a target.
 
     With fewer than :data:`FEWEST_NONMEMBERS` non-members the AUC is None and each TPR is the share of members
-    above the threshold that the pool's non-member cells set, with its Clopper-Pearson interval.
+    above the threshold that the pool's non-member cells set, with its Clopper-Pearson interval. Those resolve a TPR
+    where there is no non-member at all and the pool imitates the target; a few of its own never do.
 
     Args:
         member: bool [K]; score: float64 [K], NaN where the pool says too little of a record.
         pool_nonmember_scores: [cells], the same attack's scores of pool models on records they did not train on.
+        imitated: whether the pool's models fit their members as the target fits its own.
     """
     keep = ~np.isnan(score)
     member, score = member[keep], score[keep]
@@ -47,18 +50,22 @@ def target_row(
             for fpr in FPRS
         )
     else:
-        points = tuple(_borrowed(fpr, score[member], pool_nonmember_scores) for fpr in FPRS)
+        points = tuple(
+            _borrowed(fpr, score[member], pool_nonmember_scores, imitated and not nonmembers) for fpr in FPRS
+        )
     return AttackRow(attack, arm, subset, members, nonmembers, auc, auc_ci, balanced, points, epsilon_lower)
 
 
-def _borrowed(fpr: float, scores: np.ndarray, nonmember_scores: np.ndarray) -> TprAtFpr:
+def _borrowed(fpr: float, scores: np.ndarray, nonmember_scores: np.ndarray, trusted: bool) -> TprAtFpr:
     cells = np.sort(nonmember_scores[~np.isnan(nonmember_scores)])[::-1]
     if not len(scores) or not len(cells):
         return TprAtFpr(fpr, None, None, False)
     # Above the (allowed + 1)-th highest cell lie at most the allowed share of them.
     allowed = int(fpr * len(cells) + 1e-9)
     caught = int((scores > cells[min(allowed, len(cells) - 1)]).sum())
-    return TprAtFpr(fpr, caught / len(scores), clopper_pearson(caught, len(scores)), resolved(fpr, len(cells)))
+    return TprAtFpr(
+        fpr, caught / len(scores), clopper_pearson(caught, len(scores)), trusted and resolved(fpr, len(cells))
+    )
 
 
 def clearer_rows(rows: Iterable[AttackRow], attack: str, arm: str) -> list[AttackRow]:

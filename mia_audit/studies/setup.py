@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mia_audit.audit.cautions import fit_warnings
-from mia_audit.evidence import arm_trains, load_evidence, reference_arms, usable_models
+from mia_audit.evidence import REPORT_MODELS, arm_trains, load_evidence, reference_arms, usable_models
 from mia_audit.initial import initial_weights
 from mia_audit.studies.judge import summarize
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
@@ -66,7 +66,7 @@ class StudySetup:
         Raises :class:`UserError` where they are no spec, or lack the arm ``batch`` or, for a study that
         ``compares`` with an arm without BatchNorm, one of ``none`` and ``group``. A study that ``follows`` training
         epoch by epoch refuses a user's own training function, which shows its end alone, and query mode ``batch``,
-        which is for attacks on trained models.
+        which is for attacks on trained models; the others audit pools, which takes six models.
         """
         values = merge(defaults, self.changes)
         spec = from_dict(values)
@@ -86,6 +86,11 @@ class StudySetup:
             raise UserError(
                 f"this study must have the arm {needed} among its arms, got {', '.join(arms)}; "
                 f"use --arms {','.join(defaults['arms'])} or name them with yours"
+            )
+        if not follows and spec.n < REPORT_MODELS:
+            raise UserError(
+                f"this study audits its pools, which takes at least {REPORT_MODELS} models an arm, got n = {spec.n}; "
+                "use --n 8, from which on there are intervals"
             )
         return values
 

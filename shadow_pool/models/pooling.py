@@ -16,6 +16,13 @@ def halve(x: Tensor) -> Tensor:
     with whole rows, then columns. Among equals the gradient goes to the upper, then to the left one: torch's choice but
     in squares where the two of the rising diagonal are largest.
     """
+    if torch.jit.is_scripting() or torch.jit.is_tracing():
+        return F.max_pool2d(x, 2)
+    return _by_rows(x)
+
+
+@torch.jit.unused
+def _by_rows(x: Tensor) -> Tensor:
     if x.device.type != "cpu" or not x.is_contiguous() or min(x.shape[2:]) < 2:
         return F.max_pool2d(x, 2)
     found: Tensor = (_Halve.apply(x) if torch.is_grad_enabled() else _Halve.forward(x))[0]
