@@ -227,11 +227,12 @@ def _without_headline(result: AuditResult, subject: str, verb: str) -> Verdict:
             "rates.",
             "",
         )
+    known = any(row.auc is not None for row in headline_rows(result))
     return Verdict(
         "unresolved",
-        "No leakage resolved: too few records.",
-        "There are too few non-members to resolve any of the low false-positive rates, and the AUC is not clear of "
-        "0.5.",
+        "No leakage resolved: too few non-members.",
+        "There are too few non-members to resolve any of the low false-positive rates, "
+        + ("and the AUC is not clear of 0.5." if known else "or to give an AUC."),
         "Audit with more records that are known not to be members.",
     )
 
