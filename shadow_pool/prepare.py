@@ -59,11 +59,12 @@ def prepare_pool(
     device: str = "cpu",
     initial: InitialWeights | None = None,
     trust: bool = False,
+    check: Callable[[PlannedPool], None] = lambda planned: None,
 ) -> tuple[Pool, PoolData]:
     """The pool at ``path`` brought up to ``changes`` (nested plain values of a spec), and its records.
 
     A new pool is created; an existing one keeps its stored spec where ``changes`` is silent and grows in n and
-    arms. What the models need is tried on the records before anything is written.
+    arms. What the models need is tried on the records before anything is written; then ``check`` may raise.
 
     Code that ``changes`` name is the user's own word and is run; code that an existing pool alone names, where the
     user made it here with this code (:mod:`shadow_pool.store.trust`), or with ``trust``. The pool returned is
@@ -72,6 +73,7 @@ def prepare_pool(
     planned = plan_pool(
         path, changes, data_root=data_root, download=download, device=device, initial=initial, trust=trust
     )
+    check(planned)
     spec, data = planned.spec, planned.data
     weights = weights_bytes(planned.initial) if planned.initial is not None else None
     if not planned.exists:

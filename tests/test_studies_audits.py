@@ -208,7 +208,6 @@ def test_a_fit_arm_that_missed_its_loss_is_warned_about(pool, pool_data, tmp_pat
     short = pool.scan("none+fit")[0] | {3: SimpleNamespace(**{**vars(info), "reached": False})}
     scan = type(pool).scan
     monkeypatch.setattr(type(pool), "scan", lambda self, name: (short, {}) if name == "none+fit" else scan(self, name))
-    monkeypatch.setattr(beginning, "plan_pool", lambda *_, **__: None)
     monkeypatch.setattr(beginning, "prepare_pool", lambda *_, **__: (pool, pool_data))
     monkeypatch.setattr(beginning, "train_pool", lambda *_, **__: [])
     found = study_pool(StudySetup(tmp_path), {}, "x", check=lambda planned: None)

@@ -47,7 +47,7 @@ def recipe_effect(
         for row in effect_rows(attack, matched, load("batch"), load(arm), masks, measure)
     ]
     judged = [load(arm) for _, arm in references]
-    return found, [*notes, *(note for one in judged for note in (*one.notes, *fit_warnings(one)))]
+    return found, [*notes, *(note for one in judged for note in (*one.notes, *fit_warnings(one.arm, one.infos)))]
 
 
 def arm_summaries(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from mia_audit.audit.target import Target
 from mia_audit.evidence import REPORT_MODELS, ArmEvidence
 from mia_audit.metrics.distributions import TWO_SIDED, student_quantile
 from mia_audit.results import AttackRow, TargetInfo
+from shadow_pool.store.entry import EntryInfo
 from shadow_pool.store.pool import Pool
 
 
@@ -96,13 +97,13 @@ def few_models_warnings(cells: np.ndarray, pool: Pool) -> list[str]:
     ]
 
 
-def fit_warnings(evidence: ArmEvidence) -> list[str]:
+def fit_warnings(arm: str, infos: Sequence[EntryInfo]) -> list[str]:
     """Where models of a +fit arm stopped short of their loss, equal fit is not what was compared."""
-    short = sum(info.reached is False for info in evidence.infos)
+    short = sum(info.reached is False for info in infos)
     if not short:
         return []
     return [
-        f"arm {evidence.arm}: {short} of {len(evidence.infos)} models did not reach the training loss of their batch "
+        f"arm {arm}: {short} of {len(infos)} models did not reach the training loss of their batch "
         "model within ten times the epochs; the effect at equal fit still contains a difference in fit"
     ]
 

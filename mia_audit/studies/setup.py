@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from mia_audit.audit.cautions import fit_warnings
-from mia_audit.evidence import REPORT_MODELS, arm_trains, load_evidence, reference_arms, usable_models
+from mia_audit.evidence import REPORT_MODELS, arm_trains, reference_arms, usable_models
 from mia_audit.initial import initial_weights
 from mia_audit.studies.judge import summarize
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
-from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import model_input_shape
 from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError, unknown_name
 from shadow_pool.models.norms import has_batchnorm
 from shadow_pool.models.resolve import build_model
-from shadow_pool.prepare import PlannedPool, plan_pool, prepare_pool
+from shadow_pool.prepare import PlannedPool, prepare_pool
 from shadow_pool.signals import QUERY_MODES
 from shadow_pool.spec import from_dict, merge, to_dict
 from shadow_pool.store.manifest import now, software_versions
@@ -174,15 +173,16 @@ def study_pool(
     Each study names its pools: in one folder they stand beside one another, and beside what an audit wrote there.
     ``check`` raises :class:`UserError` for what the study cannot do with, before anything is written.
     """
-    where: dict[str, Any] = {
-        "data_root": setup.data_root,
-        "download": setup.download,
-        "device": setup.device,
-        "initial": initial_weights(values, trust=setup.trust),
-        "trust": setup.trust,
-    }
-    check(plan_pool(setup.out / folder, values, **where))
-    pool, data = prepare_pool(setup.out / folder, values, **where)
+    pool, data = prepare_pool(
+        setup.out / folder,
+        values,
+        data_root=setup.data_root,
+        download=setup.download,
+        device=setup.device,
+        initial=initial_weights(values, trust=setup.trust),
+        trust=setup.trust,
+        check=check,
+    )
     receipts = train_pool(
         pool,
         data,
@@ -193,9 +193,12 @@ def study_pool(
     )
     failed = [receipt for receipt in receipts if receipt.outcome == "failed"]
     warnings = [f"model {r.unit.index} of arm {r.unit.arm} failed: {r.message}" for r in failed]
-    warnings += [note for arm in pool.spec.arms for note in usable_models(pool, arm)[1]]
-    missed = (arm for arm in pool.spec.arms if parse_arm(arm).fit and arm_trains(pool, arm))
-    warnings += [note for arm in missed for note in fit_warnings(load_evidence(pool, arm))]
+    for arm in pool.spec.arms:
+        usable, notes = usable_models(pool, arm)
+        warnings += notes
+        if arm_trains(pool, arm):
+            infos = pool.scan(arm)[0]
+            warnings += fit_warnings(arm, [infos[index] for index in usable])
     return StudyPool(pool, data, (*pool.manifest.warnings, *warnings))
 
 
