@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import resource
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -16,12 +18,13 @@ from mia_audit.results import FPRS
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import model_input_shape, parse_normalize
 from shadow_pool.models.resolve import build_model
+from shadow_pool.models.stack import STACK
 from shadow_pool.prepare import PlannedPool
 from shadow_pool.queries import PLAIN, query_views
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import entry_path, weights_bytes
 from shadow_pool.train.job import TrainingJob
-from shadow_pool.train.loop import FIT_LIMIT, train_model
+from shadow_pool.train.loop import FIT_LIMIT, Training, may_stack, train_side_by_side
 from shadow_pool.train.recipe import batch_bounds
 from shadow_pool.train.unit import one_thread
 from shadow_pool.train.usertrain import train_by_user
@@ -170,9 +173,16 @@ def _training_seconds(
             x, label = records.x[: times * count], records.label[: times * count]
             return train_by_user(spec.train, model, x, label, job, preprocess=preprocess)
         epochs = replace(job, recipe=replace(spec.recipe, epochs=times))
-        return train_model(model, records.x[:count], records.label[:count], epochs, preprocess=preprocess)
+        trainings = [
+            Training(own, records.x[:count], records.label[:count], replace(epochs, index=index))
+            for index, own in enumerate(models)
+        ]
+        return train_side_by_side(trainings, (count, count), preprocess=preprocess)
 
-    once, twice = _timed(lambda: train(1)), _timed(lambda: train(2))
+    # A model's share of the time of those that train side by side with it.
+    side_by_side = spec.train is None and may_stack(model, job.arm, spec.recipe, device)
+    models = [copy.deepcopy(model) for _ in range(STACK if side_by_side else 1)]
+    once, twice = (_timed(partial(train, times)) / len(models) for times in (1, 2))
     more = max(0.0, twice - once)
     half = len(records) // 2
     times = half / count

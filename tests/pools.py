@@ -14,8 +14,8 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.spec import merge
 from shadow_pool.store.pool import Pool
-from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, train_unit
+from shadow_pool.train.schedule import train_pool
+from shadow_pool.train.unit import Receipt
 
 TINY = {
     "n": 4,
@@ -50,12 +50,7 @@ def tiny_pool(folder: Path, changes: dict[str, Any] | None = None, **arrays: np.
 
 def train_here(pool: Pool, data: PoolData) -> list[Receipt]:
     """Train what is missing in this process: no worker has to start."""
-    lean = TrainingData.of(data)
-    return [
-        train_unit(Unit(pool.path, arm, index, wait=True), lean)
-        for arm in pool.spec.arms
-        for index in pool.missing(arm)
-    ]
+    return train_pool(pool, data, workers=1)
 
 
 def contents(folder: Path, *, names: tuple[str, ...] = ("weights.safetensors", "phi.parquet")) -> dict[str, bytes]:

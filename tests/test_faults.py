@@ -25,7 +25,7 @@ from shadow_pool.prepare import pool_data, prepare_pool
 from shadow_pool.store.pool import open_pool
 from shadow_pool.store.repair import verify_pool
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Unit, train_unit
+from shadow_pool.train.unit import Unit, train_units
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +188,9 @@ def test_a_model_in_training_elsewhere_is_busy_and_waited_for(undisturbed, tmp_p
     lean = TrainingData.of(pool_data(pool))
     child = Child(hold, pool.path)
     child.started()
-    while train_unit(Unit(pool.path, "batch", 0), lean).outcome != "busy":
+    while train_units([Unit(pool.path, "batch", 0)], lean)[0].outcome != "busy":
         shutil.rmtree(pool.entry("batch", 0), ignore_errors=True)
-    assert train_unit(Unit(pool.path, "batch", 0, wait=True), lean).outcome in ("trained", "chance")
+    assert train_units([Unit(pool.path, "batch", 0, wait=True)], lean)[0].outcome in ("trained", "chance")
     assert child.result() == "held"
 
 

@@ -24,7 +24,7 @@ from shadow_pool.store.twins import twin_pool
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.requery import stored_model
 from shadow_pool.train.target import train_target
-from shadow_pool.train.unit import Unit, preprocess_of, starting_model, train_unit
+from shadow_pool.train.unit import Unit, preprocess_of, starting_model, train_units
 
 STILL = {"optimizer": "sgd", "lr": 1e-9, "weight_decay": 0.0, "epochs": 1}
 """A recipe that moves no weight by more than rounding: what a pool's models are is where they started."""
@@ -77,7 +77,7 @@ def test_shadows_targets_and_twins_start_there(tmp_path: Path, base: Path) -> No
     twins = twin_pool(pool, member, count=2, arms=("none",))
     for part in (pool, twins):
         for index in range(2):
-            receipt = train_unit(Unit(part.path, "none", index), TrainingData.of(data))
+            receipt = train_units([Unit(part.path, "none", index)], TrainingData.of(data))[0]
             assert receipt.outcome == "chance", receipt  # untouched random weights know nothing of the labels
     target = train_target(pool, data, arm="none", out=tmp_path / "target.pt")
     start = starting_model(pool, "none").state_dict()

@@ -17,7 +17,7 @@ from mia_audit_cli.main import app
 from shadow_pool.prepare import PlannedPool, plan_pool
 from shadow_pool.spec import to_dict
 from shadow_pool.store.pool import Pool
-from shadow_pool.train.job import TrainingJob
+from shadow_pool.train.loop import Training
 
 
 def planned(pool: Pool, **changes: Any) -> PlannedPool:
@@ -44,8 +44,9 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fixed: float, per_step: float) -> None:
         self.now = 0.0
 
-        def train(model: Any, x: np.ndarray, label: Any, job: TrainingJob, **options: Any) -> None:
-            self.now += fixed + per_step * job.recipe.epochs * len(x) / 16
+        def train(trainings: list[Training], halves: Any, **options: Any) -> None:
+            for own in trainings:
+                self.now += fixed + per_step * own.job.recipe.epochs * len(own.x) / 16
 
         def train_own(reference: str, model: Any, x: np.ndarray, label: Any, job: Any, **options: Any) -> None:
             self.now += fixed + per_step * len(x) / 16
@@ -53,7 +54,7 @@ class Clock:
         def ask(*rest: Any, **options: Any) -> None:
             self.now += self.asking
 
-        monkeypatch.setattr(plan, "train_model", train)
+        monkeypatch.setattr(plan, "train_side_by_side", train)
         monkeypatch.setattr(plan, "train_by_user", train_own)
         monkeypatch.setattr(plan, "compute_signals", ask)
         monkeypatch.setattr(plan.time, "perf_counter", lambda: self.now)

@@ -6,8 +6,9 @@ from torch import nn
 
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
+from shadow_pool.models.stack import is_wide
 from shadow_pool.train import precision
-from shadow_pool.train.precision import check_device, is_wide, settle_precision
+from shadow_pool.train.precision import check_device, settle_precision
 
 
 @pytest.mark.parametrize(("arch", "wide"), [("lenet", False), ("mlp", False), ("resnet8", True), ("densenet22", True)])

@@ -10,7 +10,7 @@ from shadow_pool.store.grow import create_pool
 from shadow_pool.store.pool import open_pool
 from shadow_pool.store.repair import verify_pool
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Unit, train_unit
+from shadow_pool.train.unit import Unit, train_units
 
 
 def test_settings_left_open_are_settled_and_stored(tmp_path):
@@ -187,7 +187,7 @@ def test_a_users_normalization_may_change_what_a_model_sees(tmp_path):
         tmp_path / "p", {"arch": "resnet8", "data": {"normalize": f"{code}:colour"}, "arms": ["none"]}
     )
     assert (pool.manifest.input_shape, pool.manifest.model_shape) == ((1, 8, 8), (3, 8, 7))
-    assert train_unit(Unit(pool.path, "none", 0), TrainingData.of(data)).outcome in ("trained", "chance")
+    assert train_units([Unit(pool.path, "none", 0)], TrainingData.of(data))[0].outcome in ("trained", "chance")
 
 
 @pytest.mark.parametrize(("arms", "said"), [(["batch", "none"], True), (["batch"], False), (["none", "group"], False)])

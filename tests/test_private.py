@@ -18,7 +18,7 @@ from shadow_pool.models.resolve import build_model
 from shadow_pool.spec import Recipe
 from shadow_pool.train import private
 from shadow_pool.train.job import TrainingJob
-from shadow_pool.train.loop import train_model
+from shadow_pool.train.loop import Training, train_model
 from shadow_pool.train.private import DELTA, epsilon_spent, noise_multiplier, refuse_unprivate
 
 
@@ -52,7 +52,7 @@ def features(n: int = 60) -> tuple[np.ndarray, np.ndarray]:
 
 def train(model: nn.Module, task: TrainingJob, n: int = 60) -> tuple[dict[str, Tensor], object]:
     x, y = features(n)
-    outcome = train_model(model, x, y, task, preprocess=lambda batch: batch)
+    outcome = train_model(Training(model, x, y, task), preprocess=lambda batch: batch)
     return {key: value.clone() for key, value in model.state_dict().items()}, outcome
 
 
@@ -90,7 +90,7 @@ def test_one_record_alone_moves_the_sum_by_at_most_the_clipping_norm(monkeypatch
     for parts in (1_000_000, 7 * sum(p.numel() for p in model.parameters())):  # in one piece, and in pieces of seven
         monkeypatch.setattr(private, "_GRADIENT_VALUES", parts)
         model = make()
-        train_model(model, x, y, task, preprocess=lambda batch: batch)
+        train_model(Training(model, x, y, task), preprocess=lambda batch: batch)
         for name, value in model.named_parameters():
             torch.testing.assert_close(initial[name] - value, expected[name], rtol=1e-3, atol=1e-7)
 
@@ -164,7 +164,7 @@ def test_layers_in_place_and_a_single_logit_train() -> None:
     assert math.isfinite(outcome.loss)
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     x, y = features()
-    assert train_model(model, x, y % 2, job(), preprocess=lambda batch: batch).epochs == 2
+    assert train_model(Training(model, x, y % 2, job()), preprocess=lambda batch: batch).epochs == 2
 
 
 def test_digits_are_learned_and_epochs_reported() -> None:
@@ -172,14 +172,14 @@ def test_digits_are_learned_and_epochs_reported() -> None:
     x = (digits.images[:600, None] / 8 - 1).astype(np.float32)
     model = build_model("mlp(width=32, depth=1)", "group", classes=10, input_shape=(1, 8, 8), seed=0)
     seen: list[int] = []
-    outcome = train_model(
+    training = Training(
         model,
         x,
         digits.target[:600].astype(np.int64),
         job("group+dp(8)", lr=0.3, epochs=6, batch_size=64),
-        preprocess=lambda batch: batch,
         on_epoch=lambda epoch, trained, loss: seen.append(epoch),
     )
+    outcome = train_model(training, preprocess=lambda batch: batch)
     assert seen == [1, 2, 3, 4, 5, 6]
     assert outcome.loss < 1.2
     assert not any(p.grad_sample is not None or p.summed_grad is not None for p in model.parameters())

@@ -5,17 +5,19 @@ import sys
 from collections import Counter
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from pools import contents, tiny_pool, train_here
 from processes import Child, alive, train_with_workers, wait_until, workers_of
 
 from shadow_pool.errors import UserError
+from shadow_pool.models.stack import STACK
 from shadow_pool.store.entry import temporary_path
 from shadow_pool.train import schedule
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.schedule import train_pool
-from shadow_pool.train.unit import Receipt, Unit, train_unit
+from shadow_pool.train.unit import Receipt, Unit, train_units
 from shadow_pool.train.workers import run_in_workers
 
 
@@ -39,16 +41,16 @@ class Workers:
         self.deadly, self.cost, self.rounds = set(deadly), cost, []
 
     def run(self, function, calls, *, workers):
-        units = [unit for unit, _ in calls]
-        self.rounds.append((workers, [(u.arm, u.index) for u in units]))
-        while units:
-            together, units = units[:workers], units[workers:]
-            if any((u.arm, u.index) in self.deadly for u in together):
-                for u in together:
+        blocks = [units for units, _ in calls]
+        self.rounds.append((workers, [(u.arm, u.index) for units in blocks for u in units]))
+        while blocks:
+            together, blocks = blocks[:workers], blocks[workers:]
+            if any((u.arm, u.index) in self.deadly for units in together for u in units):
+                for u in chain.from_iterable(together):
                     temporary_path(u.entry).parent.mkdir(parents=True, exist_ok=True)
                     temporary_path(u.entry).mkdir()
                 raise BrokenProcessPool
-            yield from (Receipt(u, "trained") for u in together)
+            yield from ([Receipt(u, "trained") for u in units] for units in together)
 
 
 def outcomes(receipts):
@@ -61,28 +63,31 @@ def test_long_models_start_early_and_in_one_round_with_the_others(fresh, monkeyp
     seen = []
     train_pool(*fresh, workers=2, on_progress=lambda p: seen.append((p.done, p.total)))
     ((_, units),) = workers.rounds
-    assert [arm for arm, _ in units] == ["batch"] * 4 + ["none"] * 2 + ["none+fit"] * 4 + ["none"] * 2
+    assert [arm for arm, _ in units] == ["batch"] * 4 + ["none"] * 4 + ["none+fit"] * 4
     assert sorted(units) == [(arm, index) for arm in ("batch", "none", "none+fit") for index in range(4)]
     assert seen == [(i, 12) for i in range(1, 13)]
 
 
-def test_models_of_arms_that_take_long_are_not_left_to_the_end(tmp_path):
-    units = [Unit(tmp_path, arm, i) for arm in ("none", "none+fit", "group+dp(8)", "batch") for i in range(2)]
-    arms = [unit.arm for unit in schedule._in_order(units, 1)]
-    assert arms == ["batch"] * 2 + ["none"] + ["group+dp(8)"] * 2 + ["none+fit"] * 2 + ["none"]
-    assert schedule._in_order([], 4) == []
+@pytest.mark.parametrize("size", [1, STACK])
+def test_models_of_arms_that_take_long_are_not_left_to_the_end(tmp_path, size):
+    sizes = dict.fromkeys(("none", "none+fit", "group+dp(8)", "batch"), size)
+    units = [Unit(tmp_path, arm, i) for arm in sizes for i in range(2 * size)]
+    arms = [unit.arm for unit in schedule._in_order(units, sizes, 1)]
+    expected = ["batch"] * 2 + ["none"] + ["group+dp(8)"] * 2 + ["none+fit"] * 2 + ["none"]
+    assert arms == [arm for arm in expected for _ in range(size)]
+    assert schedule._in_order([], {}, 4) == []
 
 
 def test_a_fit_model_is_put_off_until_its_batch_model_is_there(fresh):
     pool, data = fresh
     lean = TrainingData.of(data)
     unit = Unit(pool.path, "none+fit", 1)
-    assert train_unit(unit, lean).outcome == "busy"
-    failed = train_unit(replace(unit, wait=True), lean)
+    assert train_units([unit], lean)[0].outcome == "busy"
+    failed = train_units([replace(unit, wait=True)], lean)[0]
     assert failed.outcome == "failed"
     assert "needs model 1 of the batch arm" in failed.message
-    assert train_unit(unit.follows, lean).outcome in ("trained", "chance")
-    assert train_unit(unit, lean).outcome in ("trained", "chance")
+    assert train_units([unit.follows], lean)[0].outcome in ("trained", "chance")
+    assert train_units([unit], lean)[0].outcome in ("trained", "chance")
 
 
 @pytest.mark.parametrize("fault", ["busy", "dies once", "dies"])
@@ -90,19 +95,19 @@ def test_whatever_holds_a_batch_model_up_its_fit_model_is_asked_to_wait_only_aft
     ended, asked = set(), Counter()
 
     def run(function, calls, *, workers):
-        for unit, _ in calls:
+        for unit in chain.from_iterable(units for units, _ in calls):
             asked[unit] += 1
             if unit.arm == "batch" and unit.index == 1 and asked[unit] < {"busy": 2, "dies once": 2, "dies": 9}[fault]:
                 if fault == "busy":
-                    yield Receipt(unit, "busy")
+                    yield [Receipt(unit, "busy")]
                     continue
                 temporary_path(unit.entry).mkdir(parents=True)
                 raise BrokenProcessPool
             if unit.follows is not None and unit.follows not in ended:
-                yield Receipt(unit, "failed" if unit.wait else "busy")
+                yield [Receipt(unit, "failed" if unit.wait else "busy")]
                 continue
             ended.add(unit)
-            yield Receipt(unit, "trained")
+            yield [Receipt(unit, "trained")]
 
     monkeypatch.setattr(schedule, "run_in_workers", run)
     found = outcomes(train_pool(*fresh, workers=2))
@@ -122,8 +127,10 @@ def test_only_what_is_missing_and_asked_for_is_trained(fresh, monkeypatch):
     assert train_pool(pool, data, workers=2, indices=range(40, 50)) == []
 
 
-def test_a_model_that_kills_its_worker_is_found_out_and_costs_no_other(fresh, monkeypatch):
+@pytest.mark.parametrize(("size", "together"), [(1, 4), (STACK, 12)])
+def test_a_model_that_kills_its_worker_is_found_out_and_costs_no_other(fresh, monkeypatch, size, together):
     pool, data = fresh
+    monkeypatch.setattr(schedule, "block_size", lambda *asked: size)
     workers = Workers([("batch", 2)])
     monkeypatch.setattr(schedule, "run_in_workers", workers.run)
     found = outcomes(train_pool(pool, data, workers=4))
@@ -132,7 +139,7 @@ def test_a_model_that_kills_its_worker_is_found_out_and_costs_no_other(fresh, mo
     assert set(found.values()) == {"trained"}
     # Together with its neighbours, by half the workers, then alone in a worker of its own.
     suspects = [units for _, units in workers.rounds if ("batch", 2) in units]
-    assert [len(units) for units in suspects] == [12, 4, 1]
+    assert [len(units) for units in suspects] == [12, together, 1]
     assert not list(pool.path.rglob("*.tmp"))
 
 
@@ -141,6 +148,7 @@ def test_a_leftover_of_an_earlier_run_puts_no_model_under_suspicion(fresh, monke
     stale = temporary_path(pool.entry("none", 3))
     stale.mkdir(parents=True)
     workers = Workers([("batch", 0)])
+    monkeypatch.setattr(schedule, "block_size", lambda *asked: 1)
     monkeypatch.setattr(schedule, "run_in_workers", workers.run)
     train_pool(pool, data, workers=2)
     assert not stale.exists()
@@ -161,9 +169,9 @@ def test_a_busy_model_is_waited_for_after_the_others(fresh, monkeypatch):
     asked = []
 
     def run(function, calls, *, workers):
-        for unit, _ in calls:
+        for unit in chain.from_iterable(units for units, _ in calls):
             asked.append((unit.arm, unit.index, unit.wait))
-            yield Receipt(unit, "busy" if unit == Unit(unit.pool, "batch", 1) and not unit.wait else "trained")
+            yield [Receipt(unit, "busy" if unit == Unit(unit.pool, "batch", 1) and not unit.wait else "trained")]
 
     monkeypatch.setattr(schedule, "run_in_workers", run)
     receipts = train_pool(*fresh, workers=2)
@@ -218,12 +226,13 @@ from torch import nn
 from shadow_pool.arms import parse_arm
 from shadow_pool.spec import Recipe
 from shadow_pool.train.job import TrainingJob
-from shadow_pool.train.loop import train_model
-from shadow_pool.train.unit import train_unit
+from shadow_pool.train.loop import Training, train_model
+from shadow_pool.train.unit import train_units
 for optimizer in ("sgd", "adamw"):
     job = TrainingJob(arm=parse_arm("batch"), recipe=Recipe(optimizer=optimizer, gradient_clip=1.0), seed=0, index=0)
     x, label = np.zeros((8, 3), np.float32), np.zeros(8, np.int64)
-    train_model(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), x, label, job, preprocess=lambda x: x)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    train_model(Training(model, x, label, job), preprocess=lambda x: x)
 heavy = ("torch._dynamo", "torchvision", "pandas", "sklearn", "opacus", "matplotlib", "sympy", "typer")
 print([name for name in heavy if name in sys.modules])
 """
@@ -236,7 +245,7 @@ def test_workers_end_with_their_parent(trained, tmp_path, how):
     source = {"source": trained[0].spec.data.source}
     pool, _ = tiny_pool(tmp_path / "pool", {"recipe": {"epochs": 5000}, "data": source})
     child = Child(train_with_workers, pool.path)
-    assert wait_until(lambda: len(list(pool.path.rglob("*.tmp"))) == 2)
+    assert wait_until(lambda: len(list(pool.path.rglob("*.tmp"))) == 2 * STACK)
     workers = workers_of(child.pid)
     assert len(workers) == 2
     if how == "kill":

@@ -17,7 +17,7 @@ from mia_audit.studies.judge import pair_mean
 from mia_audit.studies.result import StudyRow
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.job import TrainingOutcome
-from shadow_pool.train.unit import Unit, starting_model
+from shadow_pool.train.unit import Shadow, Unit, starting_model
 
 SUBSETS = ("clean", "mislabeled", "ood")
 MODELS = np.arange(8)
@@ -179,17 +179,21 @@ def test_every_arm_has_a_dash_of_its_own():
 def test_a_fit_arm_is_trained_to_its_loss_again(pool, pool_data, tmp_path, monkeypatch):
     asked = {}
 
-    def train(opened: Pool, arm: str, x: Any, label: Any, *, on_epoch: Any, fit_loss: float | None, **_: Any) -> Any:
-        asked[arm] = fit_loss
-        on_epoch(1, starting_model(opened, arm), 0.0)
-        return None, TrainingOutcome(epochs=7, loss=0.1, diverged=False)
+    def train(opened: Pool, arm: str, shadows: list[Shadow], **_: Any) -> Any:
+        for shadow in shadows:
+            asked[arm, shadow.index] = shadow.fit_loss
+            assert shadow.on_epoch is not None
+            shadow.on_epoch(1, starting_model(opened, arm), 0.0)
+        return [(None, TrainingOutcome(epochs=7, loss=0.1, diverged=False))] * len(shadows)
 
-    monkeypatch.setattr(gradient_units, "train_for_pool", train)
+    monkeypatch.setattr(gradient_units, "train_shadows", train)
     for arm in ("batch", "none+fit"):
-        receipt = gradient_units._measure_unit(Unit(pool.path, arm, 2), pool_data.records, [1, 9], tmp_path)
-        assert receipt.images == 7 * pool.membership[2].sum()
-    assert asked == {"batch": None, "none+fit": pool.info("batch", 2).loss}
-    (path,) = (tmp_path / "none+fit").iterdir()
+        units = [Unit(pool.path, arm, index) for index in (1, 2)]
+        receipts = gradient_units._measure_units(units, pool_data.records, [1, 9], tmp_path)
+        assert [receipt.images for receipt in receipts] == [7 * pool.membership[index].sum() for index in (1, 2)]
+    losses = {("none+fit", index): pool.info("batch", index).loss for index in (1, 2)}
+    assert asked == {("batch", 1): None, ("batch", 2): None} | losses
+    _, path = sorted((tmp_path / "none+fit").iterdir())
     found = pd.read_parquet(path)
     assert set(found["epoch"]) == {1}
     assert set(found[found["definition"] == "eval"]["record"]) == set(np.flatnonzero(pool.membership[2]))

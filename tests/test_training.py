@@ -14,9 +14,9 @@ from shadow_pool.models.resolve import build_model
 from shadow_pool.spec import Recipe
 from shadow_pool.train.history import at_chance
 from shadow_pool.train.job import TrainingData, TrainingJob
-from shadow_pool.train.loop import FIT_LIMIT, train_model
+from shadow_pool.train.loop import FIT_LIMIT, Training, train_model
 from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, learning_rate, make_optimizer
-from shadow_pool.train.unit import Unit, train_unit
+from shadow_pool.train.unit import Unit, train_units
 
 
 def scaled(batch):
@@ -43,7 +43,7 @@ def train(model, x, label, arm="batch", *, on_epoch=None, fit_loss=None, index=0
         index=index,
         fit_loss=fit_loss,
     )
-    return train_model(model, x, label, job, preprocess=scaled, on_epoch=on_epoch)
+    return train_model(Training(model, x, label, job, on_epoch), preprocess=scaled)
 
 
 class Net(nn.Module):
@@ -331,7 +331,7 @@ def test_a_failing_unit_is_a_receipt_that_names_the_place_and_leaves_nothing_beh
         "        return self.linear(x.flatten(1))\n"
     )
     pool, data = tiny_pool(tmp_path / "p", {"arch": f"{code}:Net"})
-    receipt = train_unit(Unit(pool.path, "batch", 0), TrainingData.of(data))
+    receipt = train_units([Unit(pool.path, "batch", 0)], TrainingData.of(data))[0]
     assert receipt.outcome == "failed"
     assert receipt.message == "MemoryError (net.py, line 8)"
     assert not receipt.unit.entry.exists()

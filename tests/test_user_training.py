@@ -20,7 +20,7 @@ from shadow_pool.spec import from_dict
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.target import train_target
-from shadow_pool.train.unit import Receipt, Unit, train_unit
+from shadow_pool.train.unit import Receipt, Unit, train_units
 from shadow_pool.train.usertrain import HalfDataset
 
 OWN = """
@@ -80,7 +80,7 @@ def make(folder: Path, function: str, **changes: Any) -> tuple[Pool, PoolData]:
 
 
 def train(pool: Pool, data: PoolData, arm: str = "batch", index: int = 0) -> Receipt:
-    return train_unit(Unit(pool.path, arm, index), TrainingData.of(data))
+    return train_units([Unit(pool.path, arm, index)], TrainingData.of(data))[0]
 
 
 def test_it_trains_every_arm_and_the_target(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from shadow_pool import seeds
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import Records
 from shadow_pool.store.files import write_atomically
-from shadow_pool.store.pool import open_pool
-from shadow_pool.train.schedule import Progress, worker_count
-from shadow_pool.train.unit import Receipt, Unit, preprocess_of, train_for_pool
+from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.train.schedule import Progress, blocks_of, worker_count
+from shadow_pool.train.unit import Receipt, Shadow, Unit, block_size, preprocess_of, train_shadows
 from shadow_pool.train.workers import run_in_workers
 
 DEFINITIONS = ("eval", "batch")
@@ -42,11 +43,14 @@ def measure_gradients(setup: StudySetup, trained: StudyPool, arms: Iterable[str]
         derivative of the loss by abs(gamma): positive where a step on the record raises gamma.
     """
     folder = setup.out / "gradients" / trained.pool.manifest.digest[:12]
-    units = [Unit(trained.pool.path, arm, int(i), setup.device) for arm in arms for i in trained.models(arm)]
+    pool = trained.pool
+    units = [Unit(pool.path, arm, int(i), setup.device) for arm in arms for i in trained.models(arm)]
     missing = [unit for unit in units if not _file(folder, unit, epochs).exists()]
-    workers = min(worker_count(setup.workers, setup.device), max(1, len(missing)))
-    calls = [(unit, trained.data.records, epochs, folder) for unit in missing]
-    for done, receipt in enumerate(run_in_workers(_measure_unit, calls, workers=workers), start=1):
+    blocks = blocks_of(missing, {arm: block_size(pool, arm, setup.device) for arm in {unit.arm for unit in missing}})
+    workers = min(worker_count(setup.workers, setup.device), max(1, len(blocks)))
+    calls = [(block, trained.data.records, epochs, folder) for block in blocks]
+    receipts = chain.from_iterable(run_in_workers(_measure_units, calls, workers=workers))
+    for done, receipt in enumerate(receipts, start=1):
         setup.on_progress(Progress(receipt, done, len(missing)))
     tables = [pd.read_parquet(_file(folder, u, epochs)).assign(arm=u.arm, index=u.index) for u in units]
     table = pd.concat(tables, ignore_index=True)
@@ -57,41 +61,54 @@ def _file(folder: Path, unit: Unit, epochs: list[int]) -> Path:
     return folder / unit.arm / f"{unit.index:04d}-epochs-{'-'.join(map(str, epochs))}.parquet"
 
 
-def _measure_unit(unit: Unit, records: Records, epochs: list[int], folder: Path) -> Receipt:
+def _measure_units(units: list[Unit], records: Records, epochs: list[int], folder: Path) -> list[Receipt]:
     started = time.perf_counter()
-    pool = open_pool(unit.pool, trust=True)  # it was trained by this very command
-    members = np.flatnonzero(pool.membership[unit.index])
-    parts: list[pd.DataFrame] = []
+    pool = open_pool(units[0].pool, trust=True)  # it was trained by this very command
+    measurements = [_Measurement(pool, unit, records, epochs) for unit in units]
+    shadows = [
+        Shadow(
+            unit.index,
+            records.x[measured.members],
+            records.label[measured.members],
+            fit_loss=pool.info("batch", unit.index).loss if parse_arm(unit.arm).fit else None,
+            on_epoch=measured,
+        )
+        for unit, measured in zip(units, measurements, strict=True)
+    ]
+    trained = train_shadows(pool, units[0].arm, shadows, device=units[0].device)
+    receipts = []
+    for unit, measured, (_, outcome) in zip(units, measurements, trained, strict=True):
+        path = _file(folder, unit, epochs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pd.concat(measured.parts, ignore_index=True)
+        write_atomically(path, bytes(table.to_parquet(None, index=False)))
+        seconds = (time.perf_counter() - started) / len(units)
+        receipts.append(Receipt(unit, "trained", seconds, outcome.epochs * len(measured.members)))
+    return receipts
 
-    def measure(epoch: int, model: nn.Module, loss: float) -> None:
-        if epoch not in epochs:
+
+class _Measurement:
+    """Called after every epoch of a model's training; at the given ones its members' gradients go to ``parts``."""
+
+    def __init__(self, pool: Pool, unit: Unit, records: Records, epochs: list[int]) -> None:
+        self.members = np.flatnonzero(pool.membership[unit.index])
+        self.parts: list[pd.DataFrame] = []
+        self._pool, self._unit, self._records, self._epochs = pool, unit, records, epochs
+
+    def __call__(self, epoch: int, model: nn.Module, loss: float) -> None:
+        if epoch not in self._epochs:
             return
+        pool, unit, records, members = self._pool, self._unit, self._records, self.members
         rng = seeds.stream(pool.spec.seed, "gradient-batches", unit.index, epoch)
         ask: dict[str, Any] = {"preprocess": preprocess_of(pool), "device": unit.device}
         alone = eval_gradients(model, records.x[members], records.label[members], **ask)
-        parts.append(_table(epoch, "eval", members, alone, model))
+        self.parts.append(_table(epoch, "eval", members, alone, model))
         for _ in range(BATCHES):
             batch = rng.choice(members, min(pool.spec.recipe.batch_size, len(members)), replace=False)
             clean = records.subset[batch] == "clean"
             rows = np.concatenate([np.flatnonzero(~clean), np.flatnonzero(clean)[:CLEAN_PER_BATCH]])
             within = batch_gradients(model, records.x[batch], records.label[batch], rows, **ask)
-            parts.append(_table(epoch, "batch", batch[rows], within, model))
-
-    _, outcome = train_for_pool(
-        pool,
-        unit.arm,
-        records.x[members],
-        records.label[members],
-        seed=pool.spec.seed,
-        index=unit.index,
-        device=unit.device,
-        fit_loss=pool.info("batch", unit.index).loss if parse_arm(unit.arm).fit else None,
-        on_epoch=measure,
-    )
-    path = _file(folder, unit, epochs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, bytes(pd.concat(parts, ignore_index=True).to_parquet(None, index=False)))
-    return Receipt(unit, "trained", time.perf_counter() - started, outcome.epochs * len(members))
+            self.parts.append(_table(epoch, "batch", batch[rows], within, model))
 
 
 def _table(epoch: int, definition: str, rows: np.ndarray, found: RecordGradients, model: nn.Module) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from shadow_pool.errors import UserError
 from shadow_pool.memory import keep_freed_memory
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, is_committed, preprocess_of, starting_model, train_unit
+from shadow_pool.train.unit import Receipt, Unit, is_committed, preprocess_of, starting_model, train_units
 from shadow_pool.train.usertrain import load_trainer
 from shadow_pool.usercode import describe
 
@@ -70,11 +70,11 @@ def dask_backend(scheduler: str, pool: Path, data: TrainingData) -> Iterator[Non
             yield
 
 
-def train_on_worker(unit: Unit, data: TrainingData) -> Receipt:
-    """:func:`shadow_pool.train.unit.train_unit`, one at a time in a process."""
+def train_on_worker(units: list[Unit], data: TrainingData) -> list[Receipt]:
+    """:func:`shadow_pool.train.unit.train_units`, one call at a time in a process."""
     keep_freed_memory()
     with _TURN:
-        return train_unit(unit, data)
+        return train_units(units, data)
 
 
 def arrived(receipt: Receipt) -> Receipt:
@@ -180,14 +180,15 @@ def _backend(client: Client, data: TrainingData) -> Any:
             # joblib would run a single job in this process.
             return max(2, int(super().effective_n_jobs(n_jobs)))
 
-        def submit(self, func: Any, callback: Callable[[list[Receipt]], None]) -> Any:
+        def submit(self, func: Any, callback: Callable[[list[list[Receipt]]], None]) -> Any:
             future = super().submit(func, callback)
 
             def ended(done: Any) -> None:
                 error = done.exception()
                 if error is not None:
                     message = f"Dask gave it up: {describe(error)}"
-                    callback([Receipt(args[0], "failed", message=message) for _, args, _ in func.items])
+                    calls = [units for _, (units, _), _ in func.items]
+                    callback([[Receipt(unit, "failed", message=message) for unit in units] for units in calls])
 
             future.add_done_callback(ended)
             return future

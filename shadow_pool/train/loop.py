@@ -1,107 +1,204 @@
-"""Train one model: plain tensors in memory, one gather per epoch, no loader."""
+"""Train models: plain tensors in memory, one gather per epoch, no loader; small models of one pool side by side."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shadow_pool import seeds
-from shadow_pool.models.resolve import logits_of
+from shadow_pool.arms import Arm
+from shadow_pool.models.stack import STACK, Stack, is_small, is_wide
+from shadow_pool.spec import Recipe
 from shadow_pool.train.job import TrainingJob, TrainingOutcome
 from shadow_pool.train.penalty import penalty
-from shadow_pool.train.precision import is_wide
 from shadow_pool.train.private import private_epochs, spent
 from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, cross_entropy, learning_rate
 
 OnEpoch = Callable[[int, nn.Module, float], None]
 FIT_LIMIT = 10
 """A +fit arm trains for at most this many times the recipe's epochs."""
+_SAMPLE = 8
+"""Records a model on which a stack is tried."""
 
 
-def train_model(
-    model: nn.Module,
-    x: np.ndarray,
-    label: np.ndarray,
-    job: TrainingJob,
-    *,
-    preprocess: Callable[[Tensor], Tensor],
-    on_epoch: OnEpoch | None = None,
-) -> TrainingOutcome:
-    """Train ``model`` in place on inputs [N, ...] and labels int64 [N] (the members of one model).
+@dataclass(frozen=True, eq=False)
+class Training:
+    """One model to train in place on inputs ``x`` [N, ...] and labels int64 [N], its members.
 
-    ``on_epoch(epoch, model, loss)`` is called after every epoch, counted from 1, with the epoch's mean training
-    loss; it may put the model in any mode but must not touch its weights. Training that meets a non-finite loss
-    stops there and says so. On a CPU the result depends on nothing but the arguments and the processor type:
-    one thread, no global generator. An arm with +dp trains as :mod:`shadow_pool.train.private` says.
+    ``on_epoch(epoch, model, loss)`` is called after every epoch, counted from 1, with the epoch's mean training loss;
+    it may put the model in any mode but must not touch its weights.
     """
-    model.to(job.device)
-    inputs, labels = torch.from_numpy(x).to(job.device), torch.from_numpy(label).to(job.device)
-    if job.arm.dp is None:
-        preprocess = _laid_out(model, inputs, preprocess)
-        limit = job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
-        epochs = _epochs(model, inputs, labels, job, preprocess, limit)
+
+    model: nn.Module
+    x: np.ndarray
+    label: np.ndarray
+    job: TrainingJob
+    on_epoch: OnEpoch | None = None
+
+
+def train_model(training: Training, *, preprocess: Callable[[Tensor], Tensor]) -> TrainingOutcome:
+    """Train one model on its own.
+
+    Training that meets a non-finite loss stops there and says so. On a CPU the result depends on nothing but the
+    arguments and the processor type: one thread, no global generator. An arm with +dp trains as
+    :mod:`shadow_pool.train.private` says.
+    """
+    model, job = training.model.to(training.job.device), training.job
+    inputs, labels = _on_device(training)
+    epochs: Iterator[list[float]]
+    if job.arm.dp is not None:
+        epochs = ([loss] for loss in private_epochs(model, inputs, labels, job, preprocess))
     else:
-        epochs = private_epochs(model, inputs, labels, job, preprocess)
-    loss, reached, epoch = math.nan, False, 0
-    with seeds.torch_stream(seeds.integer(job.seed, "dropout", job.index)):
-        for epoch, loss in enumerate(epochs, start=1):
-            if not math.isfinite(loss):
+        preprocess = _laid_out(model, inputs, preprocess)
+        epochs = _epochs(Stack([model], model), [training], (len(labels),), preprocess)
+    return _follow(epochs, [training])[0]
+
+
+def train_side_by_side(
+    trainings: Sequence[Training], halves: tuple[int, int], *, preprocess: Callable[[Tensor], Tensor]
+) -> list[TrainingOutcome]:
+    """Train models of one arm and of one block of :data:`~shadow_pool.models.stack.STACK` indices as a stack.
+
+    A model comes out the same to the bit whichever of its block train with it: each has its place in the stack, and
+    copies fill those of models that are not asked for. Models that cannot be stacked train one after another.
+
+    Args:
+        trainings: at most one of each index.
+        halves: how many records a model of the block and its complementary partner have; each training has one of
+            these numbers. Batches whose size differs between the two are run model by model.
+        preprocess: stored batch -> what the models see.
+    """
+    stacked = _stacked(trainings, halves, preprocess)
+    if stacked is None:
+        return [train_model(training, preprocess=preprocess) for training in trainings]
+    stack, filled = stacked
+    outcomes = _follow(_epochs(stack, filled, halves, preprocess), filled, stack.release)
+    return [outcomes[training.job.index % STACK] for training in trainings]
+
+
+def may_stack(model: nn.Module, arm: Arm, recipe: Recipe, device: str) -> bool:
+    """Whether models like this one gain by training side by side, as far as that shows before it is tried.
+
+    Clipping a gradient, and the noise of +dp, take one model's gradient as a whole.
+    """
+    return device == "cpu" and arm.dp is None and not recipe.gradient_clip and is_small(model)
+
+
+def _stacked(
+    trainings: Sequence[Training], halves: tuple[int, int], preprocess: Callable[[Tensor], Tensor]
+) -> tuple[Stack, list[Training]] | None:
+    first = trainings[0]
+    recipe = first.job.recipe
+    steps = {len(batch_bounds(half, recipe.batch_size)) for half in halves}
+    if len(steps) > 1 or not may_stack(first.model, first.job.arm, recipe, first.job.device):
+        return None
+    asked = {training.job.index % STACK: training for training in trainings}
+    spare = [replace(first, model=copy.deepcopy(first.model), on_epoch=None) for _ in range(STACK)]
+    filled = [asked.get(place, spare[place]) for place in range(STACK)]
+    sample = preprocess(torch.from_numpy(first.x[: _SAMPLE * STACK]))
+    stack = Stack.of([training.model for training in filled], sample)
+    return None if stack is None else (stack, filled)
+
+
+def _follow(
+    epochs: Iterator[list[float]],
+    trainings: Sequence[Training],
+    release: Callable[[int], None] = lambda place: None,
+) -> list[TrainingOutcome]:
+    """Run epochs until each model has come to its end; ``release`` is told whose end it is, by place."""
+    ended: dict[int, TrainingOutcome] = {}
+    first = trainings[0].job
+    with seeds.torch_stream(seeds.integer(first.seed, "dropout", first.index)):
+        for epoch, losses in enumerate(epochs, start=1):
+            for place, (training, loss) in enumerate(zip(trainings, losses, strict=True)):
+                if place in ended:
+                    continue
+                job, diverged = training.job, not math.isfinite(loss)
+                if training.on_epoch is not None and not diverged:
+                    training.on_epoch(epoch, training.model, loss)
+                reached = job.fit_loss is not None and loss <= job.fit_loss
+                if diverged or reached or epoch == _limit(job):
+                    release(place)
+                    ended[place] = TrainingOutcome(
+                        epochs=epoch,
+                        loss=loss,
+                        diverged=diverged,
+                        reached=reached if job.arm.fit else None,
+                        epsilon=None if job.arm.dp is None else spent(job, len(training.label), epoch),
+                    )
+            if len(ended) == len(trainings):
                 break
-            if on_epoch is not None:
-                on_epoch(epoch, model, loss)
-            reached = job.fit_loss is not None and loss <= job.fit_loss
-            if reached:
-                break
-    return TrainingOutcome(
-        epochs=epoch,
-        loss=loss,
-        diverged=not math.isfinite(loss),
-        reached=reached if job.arm.fit else None,
-        epsilon=None if job.arm.dp is None else spent(job, len(labels), epoch),
-    )
+    return [ended[place] for place in range(len(trainings))]
+
+
+def _limit(job: TrainingJob) -> int:
+    return job.recipe.epochs * (FIT_LIMIT if job.fit_loss is not None else 1)
 
 
 def _epochs(
-    model: nn.Module,
-    inputs: Tensor,
-    labels: Tensor,
-    job: TrainingJob,
-    preprocess: Callable[[Tensor], Tensor],
-    limit: int,
-) -> Iterator[float]:
-    """Train epoch by epoch, yielding each one's mean training loss (NaN as soon as a loss is not finite)."""
-    recipe = job.recipe
-    optimizer = Optimizer(model, recipe)
-    bounds = batch_bounds(len(labels), recipe.batch_size)
-    steps, step = recipe.epochs * len(bounds), 0
-    for epoch in range(limit):
-        rng = seeds.stream(job.seed, "batches", job.index, epoch)
-        order = torch.from_numpy(rng.permutation(len(labels))).to(inputs.device)
-        x, y = augment_epoch(inputs[order], recipe, rng), labels[order]
-        model.train()
-        total = torch.zeros((), device=inputs.device)
-        for start, stop in bounds:
+    stack: Stack, trainings: Sequence[Training], halves: Sequence[int], preprocess: Callable[[Tensor], Tensor]
+) -> Iterator[list[float]]:
+    """Train epoch by epoch, yielding each model's mean training loss (NaN once a loss was not finite)."""
+    job = trainings[0].job
+    recipe, arm = job.recipe, job.arm
+    records = [_on_device(training) for training in trainings]
+    bounds = [batch_bounds(len(labels), recipe.batch_size) for _, labels in records]
+    optimizer = Optimizer(stack.joint, recipe)
+    alike = [len({stop - start for start, stop in spans}) == 1 for spans in _steps(halves, recipe.batch_size)]
+    step = 0
+    for epoch in range(max(_limit(training.job) for training in trainings)):
+        order = [_shuffled(*own, training.job, epoch) for own, training in zip(records, trainings, strict=True)]
+        for module in (*stack.models, stack.joint):
+            module.train()
+        totals = torch.zeros(len(trainings), device=job.device)
+        for jointly, spans in zip(alike, zip(*bounds, strict=True), strict=True):
+            batches = [(x[a:b], y[a:b]) for (x, y), (a, b) in zip(order, spans, strict=True)]
             with autocast(job.device, job.precision):
-                logits = logits_of(model(preprocess(x[start:stop])))
-            loss = cross_entropy(logits.float(), y[start:stop], recipe.label_smoothing)
-            total += loss.detach() * (stop - start)
-            if job.arm.penalty:
-                loss = loss + job.arm.penalty * penalty(model)
+                logits = stack.logits([preprocess(x) for x, _ in batches], jointly=jointly)
+            losses = torch.stack(
+                [cross_entropy(z.float(), y, recipe.label_smoothing) for z, (_, y) in zip(logits, batches, strict=True)]
+            )
+            totals += losses.detach() * torch.tensor([b - a for a, b in spans], device=job.device)
+            loss = losses.sum()
+            if arm.penalty:
+                # A layer's is the mean over its channels: of all models' here.
+                loss = loss + arm.penalty * len(trainings) * penalty(stack.joint)
             loss.backward()
-            optimizer.step(learning_rate(recipe, step, steps))
+            if not jointly:
+                stack.gather_gradients()
+            optimizer.step(learning_rate(recipe, step, recipe.epochs * len(alike)))
             step += 1
-        yield float(total) / len(labels)
+        yield [total / len(y) for total, (_, y) in zip(totals.tolist(), records, strict=True)]
+
+
+def _steps(sizes: Sequence[int], batch_size: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """(start, stop) of the batches that halves of ``sizes`` records have at each step of an epoch."""
+    return zip(*(batch_bounds(size, batch_size) for size in sizes), strict=True)
+
+
+def _on_device(training: Training) -> tuple[Tensor, Tensor]:
+    device = training.job.device
+    return torch.from_numpy(training.x).to(device), torch.from_numpy(training.label).to(device)
+
+
+def _shuffled(inputs: Tensor, labels: Tensor, job: TrainingJob, epoch: int) -> tuple[Tensor, Tensor]:
+    """An epoch's records in the order of its batches, augmented."""
+    rng = seeds.stream(job.seed, "batches", job.index, epoch)
+    order = torch.from_numpy(rng.permutation(len(labels))).to(inputs.device)
+    return augment_epoch(inputs[order], job.recipe, rng), labels[order]
 
 
 def _laid_out(model: nn.Module, inputs: Tensor, preprocess: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Put model and batches of images into channels-last order, in which convolutions run up to 1.4 times as fast.
 
-    Models of few channels (:func:`shadow_pool.train.precision.is_wide`) and those whose forward cannot take that
+    Models of few channels (:func:`shadow_pool.models.stack.is_wide`) and those whose forward cannot take that
     (``view`` of a feature map) keep the usual order.
     """
     x = preprocess(inputs[:2])

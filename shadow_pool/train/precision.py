@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from shadow_pool.errors import UserError
+from shadow_pool.models.stack import is_wide
 
 CPU_FLAGS = Path("/proc/cpuinfo")
-_VECTOR = 16
 
 
 def check_device(device: str) -> None:
@@ -26,21 +26,13 @@ def check_device(device: str) -> None:
         )
 
 
-def is_wide(model: nn.Module) -> bool:
-    """Whether a convolution makes more maps than a vector of the processor holds float32 values.
-
-    Below that, the channels-last order and bf16 cost more in the other layers than they gain in convolutions.
-    """
-    convolutions = [module for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd)]
-    return any(module.out_channels > _VECTOR for module in convolutions)
-
-
 def settle_precision(precision: str, device: str, model: nn.Module) -> str:
     """``auto`` as ``bf16`` where the device multiplies bf16 in hardware and the model gains by it, else ``fp32``.
 
     Emulated bf16 is slower than float32, so a processor without AVX-512 BF16 or AMX gets float32. So does, on any
-    processor, a model without wide convolutions (:func:`is_wide`): with AMX, bf16 took LeNet 1.5 and the MLP 1.2 times
-    as long as float32, ResNet-8 and DenseNet-22 .5 and .7 times. Other values than ``auto`` stay.
+    processor, a model without wide convolutions (:func:`~shadow_pool.models.stack.is_wide`): with AMX, bf16 took LeNet
+    1.5 and the MLP 1.2 times as long as float32, ResNet-8 and DenseNet-22 .5 and .7 times. Other values than ``auto``
+    stay.
     """
     if precision != "auto":
         return precision

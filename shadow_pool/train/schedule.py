@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import joblib
 
@@ -16,7 +17,7 @@ from shadow_pool.store.entry import clear_leftover
 from shadow_pool.store.pool import Pool
 from shadow_pool.store.trust import check_code
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, train_unit
+from shadow_pool.train.unit import Receipt, Unit, block_size, train_units
 from shadow_pool.train.workers import run_in_workers
 
 STILLBORN = 3
@@ -72,9 +73,10 @@ def train_pool(
     # A worker on another machine starts in a folder of its own.
     path = pool.path.resolve()
     units = [Unit(path, arm, index, device) for arm in pool.spec.arms for index in pool.missing(arm) if index in chosen]
+    sizes = {arm: block_size(pool, arm, device) for arm in {unit.arm: None for unit in units}}
     workers = worker_count(workers, device)
     receipts: list[Receipt] = []
-    for receipt in _run(_in_order(units, workers), lean, workers, scheduler):
+    for receipt in _run(_in_order(units, sizes, workers), sizes, lean, workers, scheduler):
         receipts.append(receipt)
         on_progress(Progress(receipt, len(receipts), len(units)))
     return receipts
@@ -87,19 +89,31 @@ def worker_count(workers: int | None, device: str) -> int:
     return joblib.cpu_count() if device == "cpu" else 1
 
 
-def _in_order(units: list[Unit], workers: int) -> list[Unit]:
+def _in_order(units: list[Unit], sizes: Mapping[str, int], workers: int) -> list[Unit]:
     """The batch arm, on which +fit arms wait, then the arms that take several times as long, then the others.
 
-    Each worker takes one of the others in between: meanwhile the last batch models end, and no +fit model is put off.
+    Each worker takes a block of the others in between: meanwhile the last batch models end, and no +fit model is put
+    off.
     """
     arms = {unit: parse_arm(unit.arm) for unit in units}
     batch = [unit for unit in units if unit.arm == "batch"]
     long = [unit for unit in units if arms[unit].dp is not None] + [unit for unit in units if arms[unit].fit]
     short = [unit for unit in units if unit not in {*batch, *long}]
-    return batch + short[:workers] + long + short[workers:]
+    between = workers * max((sizes[unit.arm] for unit in short), default=1)
+    return batch + short[:between] + long + short[between:]
 
 
-def _run(units: list[Unit], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
+def blocks_of(units: list[Unit], sizes: Mapping[str, int]) -> list[list[Unit]]:
+    """Units that one call trains, in order of their first: those of one block of an arm."""
+    blocks: dict[tuple[str, int, bool], list[Unit]] = {}
+    for unit in units:
+        blocks.setdefault((unit.arm, unit.index // sizes[unit.arm], unit.wait), []).append(unit)
+    return list(blocks.values())
+
+
+def _run(
+    units: list[Unit], sizes: Mapping[str, int], data: TrainingData, workers: int, scheduler: str | None
+) -> Iterator[Receipt]:
     """Run units to their receipts, in rounds: a round ends early when a worker dies.
 
     The models in flight then, any of which may have killed it, are tried again after the others, by half the
@@ -119,7 +133,7 @@ def _run(units: list[Unit], data: TrainingData, workers: int, scheduler: str | N
         for unit in batch:
             clear_leftover(unit.entry)
         try:
-            for receipt in _round(batch, data, 1 if workers == 1 else max(2, width), scheduler):
+            for receipt in _round(blocks_of(batch, sizes), data, 1 if workers == 1 else max(2, width), scheduler):
                 stillborn = 0
                 del left[receipt.unit]
                 if receipt.outcome == "busy":
@@ -140,13 +154,14 @@ def _run(units: list[Unit], data: TrainingData, workers: int, scheduler: str | N
                     yield Receipt(unit, "failed", message="its worker died while it trained alone (out of memory?)")
 
 
-def _round(units: list[Unit], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
-    calls = [(unit, data) for unit in units]
+def _round(blocks: list[list[Unit]], data: TrainingData, workers: int, scheduler: str | None) -> Iterator[Receipt]:
+    calls = [(block, data) for block in blocks]
     if scheduler is None:
-        yield from run_in_workers(train_unit, calls, workers=workers)
+        yield from chain.from_iterable(run_in_workers(train_units, calls, workers=workers))
         return
     from shadow_pool.train.cluster import arrived, dask_backend, train_on_worker
 
-    with dask_backend(scheduler, units[0].pool, data):
+    with dask_backend(scheduler, blocks[0][0].pool, data):
         parallel = joblib.Parallel(batch_size=1, pre_dispatch="all", return_as="generator_unordered")
-        yield from map(arrived, parallel(joblib.delayed(train_on_worker)(*call) for call in calls))
+        done = parallel(joblib.delayed(train_on_worker)(*call) for call in calls)
+        yield from map(arrived, chain.from_iterable(done))

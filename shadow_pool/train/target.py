@@ -22,7 +22,7 @@ from shadow_pool.store.entry import parquet_bytes
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.precision import check_device
-from shadow_pool.train.unit import train_for_pool
+from shadow_pool.train.unit import train_target_model
 
 METADATA_KEY = b"mia_audit"
 
@@ -53,13 +53,12 @@ def train_target(
             f"seed {seed} draws {int(member.sum())} members of {len(member)} records, at least 2 are needed; "
             "use another --seed"
         )
-    model, outcome = train_for_pool(
+    model, outcome = train_target_model(
         pool,
         arm,
         data.records.x[member],
         data.records.label[member],
         seed=seeds.integer(seed, "target"),
-        index=0,
         device=device,
         fit_loss=_usual_loss(pool) if parse_arm(arm).fit else None,
     )

@@ -1,11 +1,11 @@
-"""One unit of work: train one model of one arm and commit it. Any scheduler can run it; it needs only the pool."""
+"""Units of work: train a model of an arm and commit it. Any scheduler can run them; they need only the pool."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import parse_normalize
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
+from shadow_pool.models.stack import STACK
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import EntryInfo, commit_entry, entry_lock, entry_path, workspace
 from shadow_pool.store.manifest import software_versions
@@ -26,7 +27,7 @@ from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.trust import MODEL_FIELDS, check_code, code_versions
 from shadow_pool.train.history import History, at_chance
 from shadow_pool.train.job import TrainingData, TrainingJob, TrainingOutcome
-from shadow_pool.train.loop import OnEpoch, train_model
+from shadow_pool.train.loop import OnEpoch, Training, may_stack, train_model, train_side_by_side
 from shadow_pool.train.usertrain import train_by_user
 from shadow_pool.usercode import describe
 
@@ -67,25 +68,42 @@ class Receipt:
     message: str = ""
 
 
-def train_unit(unit: Unit, data: TrainingData) -> Receipt:
-    """Train and commit one model under its lock.
+def train_units(units: Sequence[Unit], data: TrainingData) -> list[Receipt]:
+    """Train and commit models of one arm and one block (:func:`block_size`), each under its lock; a receipt for each.
 
     A failure is in the receipt; an OSError is raised, since a disk that is full or read-only stops every model.
     """
+    receipts: dict[Unit, Receipt] = {}
     try:
-        with one_thread(), entry_lock(unit.entry, wait=unit.wait) as held:
-            if unit.entry.exists():
-                return Receipt(unit, "present")
-            if not held or not (unit.wait or unit.follows is None or is_committed(unit.follows.entry)):
-                return Receipt(unit, "busy")
-            with workspace(unit.entry):
+        # In the order of their indices: of two processes that wait for each other's neither would go on.
+        with one_thread(), ExitStack() as locks:
+            for unit in sorted(units, key=lambda unit: unit.index):
+                obstacle = _obstacle(unit, held=locks.enter_context(entry_lock(unit.entry, wait=unit.wait)))
+                if obstacle is not None:
+                    receipts[unit] = Receipt(unit, obstacle)
+            mine = [unit for unit in units if unit not in receipts]
+            for unit in mine:
+                locks.enter_context(workspace(unit.entry))
+            if mine:
                 # Whoever hands out units has checked the pool's code, perhaps on another machine.
-                info, images = _train_and_commit(open_pool(unit.pool, trust=True), unit, data)
-            return Receipt(unit, info.status, info.seconds, images)
+                receipts |= _train_and_commit(open_pool(mine[0].pool, trust=True), mine, data)
     except OSError:
         raise
     except Exception as error:
-        return Receipt(unit, "failed", message=str(error) if isinstance(error, UserError) else describe(error))
+        if len(units) > 1:  # which of them is to blame shows when each trains alone
+            return [receipt for unit in units for receipt in train_units([unit], data)]
+        message = str(error) if isinstance(error, UserError) else describe(error)
+        return [Receipt(units[0], "failed", message=message)]
+    return [receipts[unit] for unit in units]
+
+
+def _obstacle(unit: Unit, *, held: bool) -> str | None:
+    """The outcome of a unit that cannot be trained now, or None; ``held``: whether its lock is this process's."""
+    if unit.entry.exists():
+        return "present"
+    if not held or not (unit.wait or unit.follows is None or is_committed(unit.follows.entry)):
+        return "busy"
+    return None
 
 
 def is_committed(entry: Path) -> bool:
@@ -93,39 +111,99 @@ def is_committed(entry: Path) -> bool:
     return entry.exists() or (entry.parent.exists() and entry.name in os.listdir(entry.parent))
 
 
-def train_for_pool(
+def block_size(pool: Pool, arm: str, device: str) -> int:
+    """How many models of consecutive indices, from a multiple of it on, are best trained by one call.
+
+    Small models train side by side (:func:`shadow_pool.train.loop.train_side_by_side`), others one by one.
+    """
+    if pool.spec.train is not None:
+        return 1
+    return STACK if may_stack(starting_model(pool, arm), parse_arm(arm), pool.spec.recipe, device) else 1
+
+
+@dataclass(frozen=True, eq=False)
+class Shadow:
+    """A model of the pool to train on ``x`` and ``label``, its members; ``fit_loss`` and ``on_epoch`` as in
+    :class:`~shadow_pool.train.job.TrainingJob` and :class:`~shadow_pool.train.loop.Training`."""
+
+    index: int
+    x: np.ndarray
+    label: np.ndarray
+    fit_loss: float | None = None
+    on_epoch: OnEpoch | None = None
+
+
+def train_shadows(
+    pool: Pool, arm: str, shadows: Sequence[Shadow], *, device: str = "cpu"
+) -> list[tuple[nn.Module, TrainingOutcome]]:
+    """Build and train models of one block of an arm: the pool's own, to the bit, whichever of the block are asked for.
+
+    Raises:
+        UserError: the pool names code that may not be run (:mod:`shadow_pool.store.trust`), or it fails.
+    """
+    trainings = [_training(pool, arm, shadow, seed=pool.spec.seed, device=device) for shadow in shadows]
+    by_halves: dict[tuple[int, int], list[Training]] = {}
+    for training in trainings:
+        first = training.job.index // 2 * 2
+        smaller, larger = sorted(int(row.sum()) for row in pool.membership[first : first + 2])
+        by_halves.setdefault((smaller, larger), []).append(training)
+    preprocess = preprocess_of(pool)
+    outcomes: dict[Training, TrainingOutcome] = {}
+    with one_thread():
+        for halves, some in by_halves.items():
+            if pool.spec.train is not None:
+                found = [_by_user(pool, training, preprocess) for training in some]
+            else:
+                found = train_side_by_side(some, halves, preprocess=preprocess)
+            outcomes |= dict(zip(some, found, strict=True))
+    return [(training.model, outcomes[training]) for training in trainings]
+
+
+def train_target_model(
     pool: Pool,
     arm: str,
     x: np.ndarray,
     label: np.ndarray,
     *,
     seed: int,
-    index: int,
     device: str = "cpu",
     fit_loss: float | None = None,
-    on_epoch: OnEpoch | None = None,
 ) -> tuple[nn.Module, TrainingOutcome]:
-    """Build and train one model by the pool's recipe on the given members: shadows, targets and twins alike.
+    """Build and train a model by the pool's recipe on the given members, on its own; ``seed`` takes the pool's place.
 
-    ``seed`` and ``index`` fix initial weights, batch order and augmentation, the same in every arm: layers that
-    two arms share start equal. A user's own training function takes the recipe's place.
+    Raises:
+        UserError: as :func:`train_shadows`.
     """
-    check_code(pool, ["train"])
-    model = starting_model(pool, arm, seed=seeds.integer(seed, "weights", index))
+    training = _training(pool, arm, Shadow(0, x, label, fit_loss), seed=seed, device=device)
+    preprocess = preprocess_of(pool)
+    with one_thread():
+        if pool.spec.train is not None:
+            return training.model, _by_user(pool, training, preprocess)
+        return training.model, train_model(training, preprocess=preprocess)
+
+
+def _training(pool: Pool, arm: str, shadow: Shadow, *, seed: int, device: str) -> Training:
+    """``seed`` and index fix initial weights, batch order and augmentation, the same in every arm: layers that two
+    arms share start equal."""
     job = TrainingJob(
         arm=parse_arm(arm),
         recipe=pool.spec.recipe,
         seed=seed,
-        index=index,
+        index=shadow.index,
         device=device,
         precision=pool.spec.precision,
-        fit_loss=fit_loss,
+        fit_loss=shadow.fit_loss,
     )
-    preprocess = preprocess_of(pool)
-    with one_thread():
-        if pool.spec.train is not None:
-            return model, train_by_user(pool.spec.train, model, x, label, job, preprocess=preprocess)
-        return model, train_model(model, x, label, job, preprocess=preprocess, on_epoch=on_epoch)
+    model = starting_model(pool, arm, seed=seeds.integer(seed, "weights", shadow.index))
+    return Training(model, shadow.x, shadow.label, job, shadow.on_epoch)
+
+
+def _by_user(pool: Pool, training: Training, preprocess: Callable[[Tensor], Tensor]) -> TrainingOutcome:
+    """A user's own training function in place of the recipe."""
+    check_code(pool, ["train"])
+    assert pool.spec.train is not None
+    model, x, label, job = training.model, training.x, training.label, training.job
+    return train_by_user(pool.spec.train, model, x, label, job, preprocess=preprocess)
 
 
 def starting_model(pool: Pool, arm: str, *, seed: int = 0, arch: str | None = None) -> nn.Module:
@@ -163,25 +241,40 @@ def preprocess_of(pool: Pool) -> Callable[[Tensor], Tensor]:
     return parse_normalize(pool.spec.data.normalize, pool.manifest.input_shape)
 
 
-def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[EntryInfo, int]:
+def _train_and_commit(pool: Pool, units: Sequence[Unit], data: TrainingData) -> dict[Unit, Receipt]:
     started = time.perf_counter()
     code = code_versions(pool.spec, MODEL_FIELDS)
-    member = np.array(pool.membership[unit.index])
-    preprocess = preprocess_of(pool)
-    history = History(data, member, preprocess, unit.device, pool.spec.recipe.evaluate_epochs)
-    fit_loss = _loss_to_reach(pool, unit)
-    model, outcome = train_for_pool(
-        pool,
-        unit.arm,
-        data.x[member],
-        data.label[member],
-        seed=pool.spec.seed,
-        index=unit.index,
-        device=unit.device,
-        fit_loss=fit_loss,
-        on_epoch=history,
-    )
-    ask: dict[str, Any] = {"preprocess": preprocess, "views": pool.manifest.views, "device": unit.device}
+    preprocess, device = preprocess_of(pool), units[0].device
+    members = [np.array(pool.membership[unit.index]) for unit in units]
+    histories = [History(data, member, preprocess, device, pool.spec.recipe.evaluate_epochs) for member in members]
+    shadows = [
+        Shadow(unit.index, data.x[member], data.label[member], _loss_to_reach(pool, unit), history)
+        for unit, member, history in zip(units, members, histories, strict=True)
+    ]
+    trained = train_shadows(pool, units[0].arm, shadows, device=device)
+    seconds = (time.perf_counter() - started) / len(units)
+    receipts = {}
+    for unit, member, history, (model, outcome) in zip(units, members, histories, trained, strict=True):
+        started = time.perf_counter()
+        info, entry = _judge(pool, unit, data, member, history, model, outcome)
+        taken = round(seconds + time.perf_counter() - started, 3)
+        info = replace(info, seconds=taken, software=software_versions(device) | code)
+        info = commit_entry(unit.entry, info, **entry)
+        receipts[unit] = Receipt(unit, info.status, info.seconds, outcome.epochs * int(member.sum()))
+    return receipts
+
+
+def _judge(
+    pool: Pool,
+    unit: Unit,
+    data: TrainingData,
+    member: np.ndarray,
+    history: History,
+    model: nn.Module,
+    outcome: TrainingOutcome,
+) -> tuple[EntryInfo, dict[str, Any]]:
+    """Ask a trained model about all records: its model.json and the contents of its other files."""
+    ask: dict[str, Any] = {"preprocess": preprocess_of(pool), "views": pool.manifest.views, "device": unit.device}
     records = compute_signals(model, data.x, data.label, **ask)
     population = compute_signals(model, data.population_x, data.population_label, **ask)
     history.record(outcome.epochs, model, records, population)
@@ -196,7 +289,7 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
         index=unit.index,
         seed=pool.spec.seed,
         status=status,
-        seconds=round(time.perf_counter() - started, 3),
+        seconds=0.0,
         epochs=outcome.epochs,
         loss=outcome.loss if np.isfinite(outcome.loss) else None,
         reached=outcome.reached,
@@ -205,12 +298,10 @@ def _train_and_commit(pool: Pool, unit: Unit, data: TrainingData) -> tuple[Entry
         nonmember_accuracy=_mean(correct[~member]),
         population_accuracy=_mean(population.predicted == data.population_label),
         digest=pool.manifest.digest,
-        software=software_versions(unit.device) | code,
+        software={},
     )
-    info = commit_entry(
-        unit.entry, info, state=model.state_dict(), records=records, population=population, history=history.table()
-    )
-    return info, outcome.epochs * int(member.sum())
+    state = model.state_dict()
+    return info, {"state": state, "records": records, "population": population, "history": history.table()}
 
 
 def _loss_to_reach(pool: Pool, unit: Unit) -> float | None:
