@@ -84,8 +84,8 @@ class Case:
 CASES = {
     "lenet": Case("lenet", (1, 28, 28), "batch", 1796, 16, 20),
     "lenet-none": Case("lenet", (1, 28, 28), "none", 1796, 16, 20),
-    "resnet8": Case("resnet8", (3, 32, 32), "batch", 1000, 8, 10),
-    "resnet8-none": Case("resnet8", (3, 32, 32), "none", 1000, 8, 10),
+    "resnet8": Case("resnet8", (3, 32, 32), "batch", 1000, 8, 20),
+    "resnet8-none": Case("resnet8", (3, 32, 32), "none", 1000, 8, 20),
     "resnet18": Case("resnet18", (3, 32, 32), "batch", 128, 8, 2),
     "resnet18-none": Case("resnet18", (3, 32, 32), "none", 128, 8, 2),
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from mia_audit.metrics.intervals import resolved
 from mia_audit.results import FPRS
@@ -30,7 +30,8 @@ from shadow_pool.train.unit import one_thread
 from shadow_pool.train.usertrain import train_by_user
 
 STEPS = 2
-"""Training steps that are timed per arm, and twice as many: what a run costs once is told from what a step costs."""
+"""Training steps that are timed per arm, and several times as many: what a run costs once is told from what a step
+costs."""
 _RUNS, _ENOUGH = 5, 0.3
 _SMALL_FILES = 8_000
 _TABLE_ROW = 40
@@ -38,10 +39,14 @@ _TABLE_ROW = 40
 
 @dataclass(frozen=True)
 class ArmCost:
-    """``models`` to train, ``seconds`` each on one core; ``at_most`` is more where +fit may train on; bytes on disk."""
+    """``models`` to train, ``seconds`` each on one core; ``at_most`` is more where +fit may train on; bytes on disk.
+
+    ``side_by_side`` of them train in one process at a time.
+    """
 
     arm: str
     models: int
+    side_by_side: int
     seconds: float
     at_most: float
     bytes_per_model: int
@@ -89,7 +94,7 @@ class Plan:
 
     @property
     def _busy(self) -> int:
-        return max(1, min(self.workers, self.models))
+        return max(1, min(self.workers, sum(-(-arm.models // arm.side_by_side) for arm in self.arms)))
 
 
 def make_plan(
@@ -120,7 +125,7 @@ def make_plan(
         workers=workers,
         arms=arms,
         disk=sum(arm.models * arm.bytes_per_model for arm in arms) + spec.n * len(records) + rows * _TABLE_ROW,
-        memory=_memory(planned, workers),
+        memory=_memory(planned, workers, max(arm.side_by_side for arm in arms)),
         resolution=tuple(
             Resolution(scope, fpr, size, resolved(fpr, size)) for scope, size in sizes.items() for fpr in FPRS
         ),
@@ -135,7 +140,9 @@ def _arm_cost(planned: PlannedPool, arm: str, models: int, device: str) -> ArmCo
     model = build_model(
         spec.arch, norm, classes=len(records.classes), input_shape=shape, seed=spec.seed, initial=planned.initial
     )
-    fixed, varying = _training_seconds(planned, arm, model, preprocess, device)
+    stacked = spec.train is None and may_stack(model, parse_arm(arm), spec.recipe, device)
+    side_by_side = STACK if stacked else 1
+    fixed, varying = _training_seconds(planned, arm, [copy.deepcopy(model) for _ in range(side_by_side)], device)
     views = query_views(spec.queries, records.x.shape[1:])
     x, label = records.x[: _count(planned)], records.label[: _count(planned)]
     asking = _timed(lambda: compute_signals(model, x, label, preprocess=preprocess, views=(PLAIN,), device=device))
@@ -145,20 +152,21 @@ def _arm_cost(planned: PlannedPool, arm: str, models: int, device: str) -> ArmCo
     return ArmCost(
         arm=arm,
         models=models,
+        side_by_side=side_by_side,
         seconds=fixed + varying + queries,
         at_most=fixed + varying * (FIT_LIMIT if parse_arm(arm).fit else 1) + queries,
         bytes_per_model=len(weights_bytes(model.state_dict())) + rows * (8 * len(views) + 16) + _SMALL_FILES,
     )
 
 
-def _training_seconds(
-    planned: PlannedPool, arm: str, model: nn.Module, preprocess: Callable[[Tensor], Tensor], device: str
-) -> tuple[float, float]:
-    """Seconds that training a model costs whatever its length, and those that grow with it.
+def _training_seconds(planned: PlannedPool, arm: str, models: list[nn.Module], device: str) -> tuple[float, float]:
+    """Seconds that training one of the models costs whatever its length, and those that grow with it.
 
-    A run of twice the steps tells them apart: +dp asks its accountant and looks for coupled records once a run.
+    A run of more steps tells them apart: +dp asks its accountant and looks for coupled records once a run. The steps of
+    models that train side by side are short beside their start.
     """
     spec, records, count = planned.spec, planned.data.records, _count(planned)
+    preprocess = parse_normalize(spec.data.normalize, records.x.shape[1:])
     job = TrainingJob(
         arm=replace(parse_arm(arm), fit=False),
         recipe=spec.recipe,
@@ -171,7 +179,7 @@ def _training_seconds(
     def train(times: int) -> object:
         if spec.train is not None:
             x, label = records.x[: times * count], records.label[: times * count]
-            return train_by_user(spec.train, model, x, label, job, preprocess=preprocess)
+            return train_by_user(spec.train, models[0], x, label, job, preprocess=preprocess)
         epochs = replace(job, recipe=replace(spec.recipe, epochs=times))
         trainings = [
             Training(own, records.x[:count], records.label[:count], replace(epochs, index=index))
@@ -179,11 +187,9 @@ def _training_seconds(
         ]
         return train_side_by_side(trainings, (count, count), preprocess=preprocess)
 
-    # A model's share of the time of those that train side by side with it.
-    side_by_side = spec.train is None and may_stack(model, job.arm, spec.recipe, device)
-    models = [copy.deepcopy(model) for _ in range(STACK if side_by_side else 1)]
-    once, twice = (_timed(partial(train, times)) / len(models) for times in (1, 2))
-    more = max(0.0, twice - once)
+    further = 10 if len(models) > 1 else 1
+    once, longer = (_timed(partial(train, times)) / len(models) for times in (1, 1 + further))
+    more = max(0.0, longer - once) / further
     half = len(records) // 2
     times = half / count
     if spec.train is None:
@@ -208,8 +214,8 @@ def _timed(run: Callable[[], object]) -> float:
     return min(found)
 
 
-def _memory(planned: PlannedPool, workers: int) -> int:
+def _memory(planned: PlannedPool, workers: int, side_by_side: int) -> int:
     """Bytes: the records once, and in each worker what this process needs besides, its members and their shuffle."""
     data = planned.data.records.x.nbytes + planned.data.population.x.nbytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return data + workers * (max(0, peak - data) + planned.data.records.x.nbytes)
+    return data + workers * (max(0, peak - data) + side_by_side * planned.data.records.x.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,7 +54,10 @@ def train_shadows(
     workers: o.WorkersOption = None,
     scheduler: o.SchedulerOption = None,
     indices: Annotated[
-        str | None, typer.Option("--indices", metavar="A-B", help="Train only models A to B of each arm.")
+        str | None,
+        typer.Option(
+            "--indices", metavar="A-B", help="Train only models A to B of each arm; best whole fours: 0-3."
+        ),
     ] = None,
     device: Annotated[
         str,
@@ -206,7 +210,7 @@ def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices
 
     plan = make_plan(pool, planned, workers=worker_count(workers, device), indices=indices, device=device)
     costs = [
-        [arm.arm, str(arm.models), _span(arm.seconds, arm.at_most), f"{arm.bytes_per_model / 1e6:.1f} MB"]
+        [arm.arm, str(arm.models), _span(arm.seconds, arm.at_most, show=_tenths), f"{arm.bytes_per_model / 1e6:.1f} MB"]
         for arm in plan.arms
     ]
     warn(planned.data.warnings)
@@ -225,8 +229,12 @@ def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices
     console.print(table("Resolution", ["audit of", "FPR", "non-members", "TPR at that FPR"], rows))
 
 
-def _span(seconds: float, at_most: float) -> str:
-    return clock(seconds) if at_most <= seconds else f"{clock(seconds)} to {clock(at_most)}"
+def _span(seconds: float, at_most: float, *, show: Callable[[float], str] = clock) -> str:
+    return show(seconds) if at_most <= seconds else f"{show(seconds)} to {show(at_most)}"
+
+
+def _tenths(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
 
 
 def _pool_table(pool: Pool) -> None:

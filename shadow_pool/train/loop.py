@@ -24,8 +24,6 @@ from shadow_pool.train.recipe import Optimizer, augment_epoch, batch_bounds, cro
 OnEpoch = Callable[[int, nn.Module, float], None]
 FIT_LIMIT = 10
 """A +fit arm trains for at most this many times the recipe's epochs."""
-_SAMPLE = 8
-"""Records a model on which a stack is tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +100,8 @@ def _stacked(
     asked = {training.job.index % STACK: training for training in trainings}
     spare = [replace(first, model=copy.deepcopy(first.model), on_epoch=None) for _ in range(STACK)]
     filled = [asked.get(place, spare[place]) for place in range(STACK)]
-    sample = preprocess(torch.from_numpy(first.x[: _SAMPLE * STACK]))
-    stack = Stack.of([training.model for training in filled], sample)
+    shape = preprocess(torch.from_numpy(first.x[:2])).shape[1:]
+    stack = Stack.of([training.model for training in filled], shape)
     return None if stack is None else (stack, filled)
 
 
