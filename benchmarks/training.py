@@ -2,7 +2,7 @@
 
 ``plain``: a Dataset with per-sample ToTensor and Normalize, a DataLoader, torch.optim.SGD, one model after another on
 torch's default threads, float32. ``ours``: :func:`shadow_pool.train.schedule.train_pool`, one process per core, each
-model's signals and files included; images/s with workers that run already, ``cold`` with starting them. Each side runs
+model's files included; images/s with workers that run already, ``cold`` with starting them. Each side runs
 in a process of its own. GFLOP/s count forward and backward by torch.utils.flop_counter; the peak is a product of
 2048 x 2048 matrices of that precision on all cores. MB: the largest resident sets of a side's processes, added. AUC of
 lira-online with its interval says whether the models of both sides leak alike.
@@ -107,7 +107,7 @@ def problem(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
-    """The loop everyone writes; the models ask about all records once it has ended, outside its time."""
+    """The loop everyone writes: train a model, then ask it about all records."""
     import torch
     from torch.nn import functional as F
     from torch.utils.data import DataLoader, Dataset
@@ -122,9 +122,9 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
     mean = [0.2] * case.shape[0]
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, mean)])
 
-    class Half(Dataset[Any]):
-        def __init__(self, member: np.ndarray) -> None:
-            self.x, self.label = x[member].transpose(0, 2, 3, 1).copy(), label[member]
+    class Rows(Dataset[Any]):
+        def __init__(self, rows: Any) -> None:
+            self.x, self.label = x[rows].transpose(0, 2, 3, 1).copy(), label[rows]
 
         def __len__(self) -> int:
             return len(self.x)
@@ -132,12 +132,13 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
         def __getitem__(self, index: int) -> tuple[Any, int]:
             return transform(self.x[index]), int(self.label[index])
 
-    started, trained = time.perf_counter(), []
+    started, phi = time.perf_counter(), []
+    everything = DataLoader(Rows(slice(None)), 256)
     for index, member in enumerate(draw_membership(SEED, case.models, case.records)):
         torch.manual_seed(index)
         weights = seeds.integer(SEED, "weights", index)
         model = build_model(case.arch, case.arm, classes=10, input_shape=case.shape, seed=weights).train()
-        loader = DataLoader(Half(member), BATCH, shuffle=True)
+        loader = DataLoader(Rows(member), BATCH, shuffle=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, case.epochs * len(loader))
         for _ in range(case.epochs):
@@ -146,11 +147,10 @@ def train_plain(case: Case, precision: str, phi_file: str) -> dict[str, float]:
                 F.cross_entropy(model(batch), target).backward()
                 optimizer.step()
                 schedule.step()
-        trained.append(model.eval())
+        model.eval()
+        with torch.no_grad():
+            phi.append(phi_from_logits(torch.cat([model(batch) for batch, _ in everything]), label))
     seconds, memory = time.perf_counter() - started, peak("self")
-    inputs = (torch.from_numpy(x).float() / 255 - 0.2) / 0.2
-    with torch.no_grad():
-        phi = [phi_from_logits(torch.cat([model(part) for part in inputs.split(256)]), label) for model in trained]
     np.save(phi_file, np.stack(phi))
     return {"seconds": seconds, "memory": memory}
 

@@ -55,9 +55,7 @@ def train_shadows(
     scheduler: o.SchedulerOption = None,
     indices: Annotated[
         str | None,
-        typer.Option(
-            "--indices", metavar="A-B", help="Train only models A to B of each arm; best whole fours: 0-3."
-        ),
+        typer.Option("--indices", metavar="A-B", help="Train only models A to B of each arm; best whole fours: 0-3."),
     ] = None,
     device: Annotated[
         str,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mia_audit.audit.cautions import fit_warnings
+from mia_audit.audit.jackknives import Measure
 from mia_audit.audit.rows import pool_rows
-from mia_audit.audit.scoring import HEADLINE, Measure
+from mia_audit.audit.scoring import HEADLINE
 from mia_audit.audit.tables import arm_summary
 from mia_audit.batchnorm.effect import effect_rows
 from mia_audit.evidence import REPORT_MODELS, ArmEvidence, arm_trains, load_evidence, reference_arms

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mia_audit.audit.jackknives import BAND_FPRS, Measure
 from mia_audit.audit.rows import FEWEST_NONMEMBERS
-from mia_audit.audit.scoring import BAND_FPRS, HEADLINE, Measure
+from mia_audit.audit.scoring import HEADLINE
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence
 from mia_audit.metrics.intervals import tpr_interval

@@ -6,8 +6,9 @@ from mia_audit.audit.arms import arm_summaries, evidence_loader, recipe_effect
 from mia_audit.audit.cautions import unique
 from mia_audit.audit.doubts import asked_again, reversed_rows
 from mia_audit.audit.drawings import pool_drawings
+from mia_audit.audit.jackknives import remembering_jackknife
 from mia_audit.audit.rows import headline_of, pool_rows
-from mia_audit.audit.scoring import HEADLINE, check_choice, choose_attacks, remembering_jackknife
+from mia_audit.audit.scoring import HEADLINE, check_choice, choose_attacks
 from mia_audit.audit.tables import pool_info, pool_table
 from mia_audit.audit.tags import SUBSET_CHOICES, choose_tags
 from mia_audit.batchnorm.ratios import pool_ratios
@@ -42,7 +43,7 @@ def audit_pool(
     chosen, attack_notes = choose_attacks((), lead.population_phi.shape[1])
     tags = choose_tags(subsets, pool.records, lead)
     masks = subset_masks(tags.subset)
-    memo = remembering_jackknife()
+    memo = remembering_jackknife(pool.path)
     rows = [
         row
         for arm, found in judged.items()

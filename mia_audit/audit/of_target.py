@@ -20,12 +20,12 @@ from mia_audit.audit.cautions import (
 )
 from mia_audit.audit.doubts import asked_again, disagreeing_rows, fit_doubts, reversed_rows
 from mia_audit.audit.drawings import target_drawings
+from mia_audit.audit.jackknives import remembering_jackknife
 from mia_audit.audit.rows import epsilon_of_target, headline_of, target_row
 from mia_audit.audit.scoring import (
     HEADLINE,
     check_choice,
     choose_attacks,
-    remembering_jackknife,
     scores_of_pool,
     scores_of_target,
 )
@@ -95,7 +95,7 @@ def audit_target(
     )
     evidence = load_evidence(pool, target.arm, query_mode=query_mode, data=data)
     judged = _judge(target, evidence, pool, attacks, subsets)
-    load, memo = evidence_loader(pool, data, query_mode, {target.arm: evidence}), remembering_jackknife()
+    load, memo = evidence_loader(pool, data, query_mode, {target.arm: evidence}), remembering_jackknife(pool.path)
     effect, notes = recipe_effect(pool, load, [HEADLINE], judged.masks, memo)
     if twins:
         rows, twin_notes = twin_effect(

@@ -1,8 +1,8 @@
-"""Run the attacks of an audit: which, on a target, on a pool, and with the jackknife."""
+"""Run the attacks of an audit: which, on a target, and on a pool."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,38 +10,12 @@ import numpy as np
 from mia_audit.attacks import ATTACKS, NEEDS_POPULATION, pool_scores, target_scores
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence, required_models
-from mia_audit.metrics.jackknife import METRICS, Jackknife, jackknife_pool
 from shadow_pool.errors import UserError, unknown_name
 from shadow_pool.store.pool import Pool
 
 HEADLINE = "lira-online"
 """Fixed beforehand, never the best row picked after the fact."""
 FEWEST_POPULATION = 10
-BAND_FPRS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-"""Where the report's bands around a ROC curve are computed."""
-
-Measure = Callable[[str, ArmEvidence, Mapping[str, np.ndarray]], Jackknife]
-
-
-def remembering_jackknife() -> Measure:
-    """A jackknife that remembers: one arm's evidence serves its rows and every effect it takes part in."""
-    known: dict[tuple[str, str, tuple[int, ...], tuple[str, ...]], Jackknife] = {}
-
-    def measure(attack: str, evidence: ArmEvidence, masks: Mapping[str, np.ndarray]) -> Jackknife:
-        key = (attack, evidence.arm, tuple(evidence.indices.tolist()), tuple(masks))
-        if key not in known:
-            metrics = METRICS + tuple(f"tpr@{fpr:g}" for fpr in BAND_FPRS if f"tpr@{fpr:g}" not in METRICS)
-            known[key] = jackknife_pool(
-                attack,
-                evidence.phi,
-                evidence.membership,
-                masks,
-                population_phi=evidence.population_phi if attack in NEEDS_POPULATION else None,
-                metrics=metrics if attack == HEADLINE else METRICS,
-            )
-        return known[key]
-
-    return measure
 
 
 def choose_attacks(asked: Iterable[str], population: int) -> tuple[list[str], list[str]]:

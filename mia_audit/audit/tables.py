@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from mia_audit.audit.scoring import HEADLINE, Measure
+from mia_audit.audit.jackknives import Measure
+from mia_audit.audit.scoring import HEADLINE
 from mia_audit.audit.tags import Tags
 from mia_audit.audit.target import Target
 from mia_audit.evidence import ArmEvidence

@@ -112,6 +112,7 @@ def jackknife_pool(
     population_phi: Any = None,
     metrics: Sequence[str] = METRICS,
     spread: str = SPREAD,
+    replicates: np.ndarray | None = None,
 ) -> Jackknife:
     """Score a pool of complementary pairs, whole and without each pair, and measure all of it.
 
@@ -126,9 +127,10 @@ def jackknife_pool(
         population_phi: [M, P] or [M, P, Q], for attacks that need it.
         metrics: of ``auc``, ``balanced_accuracy``, ``tpr@FPR``.
         spread: LiRA's.
+        replicates: those of an earlier call with the same arguments, nearly all of whose cost they are.
 
     Raises:
-        ValueError: as :func:`mia_audit.attacks.pool_scores`, or a metric is unknown.
+        ValueError: as :func:`mia_audit.attacks.pool_scores`, a metric is unknown, or replicates have another shape.
     """
     phi = np.asarray(phi, dtype=np.float64)
     masks = np.array([np.broadcast_to(subsets[name], phi.shape[1]) for name in subsets], dtype=bool)
@@ -141,12 +143,14 @@ def jackknife_pool(
     scores = score(everyone)
     estimate = measure_cells(scores, membership, masks, metrics)
     pairs = len(phi) // 2
-    replicates = np.full((pairs, *estimate.shape), np.nan)
-    if pairs >= _FEWEST_PAIRS:
-        for pair in range(pairs):
+    if replicates is None:
+        replicates = np.full((pairs, *estimate.shape), np.nan)
+        for pair in range(pairs if pairs >= _FEWEST_PAIRS else 0):
             keep = everyone.copy()
             keep[2 * pair : 2 * pair + 2] = False
             replicates[pair] = measure_cells(score(keep), membership[keep], masks, metrics)
+    elif replicates.shape != (pairs, *estimate.shape):
+        raise ValueError(f"replicates must have shape {(pairs, *estimate.shape)}, got {replicates.shape}")
     records = (masks & ~np.isnan(scores).any(axis=0)).sum(axis=1)
     return Jackknife(tuple(subsets), tuple(metrics), scores, records, estimate, replicates)
 

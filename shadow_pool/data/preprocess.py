@@ -22,12 +22,12 @@ class Scale:
     std: tuple[float, ...] = ()
 
     def __call__(self, batch: torch.Tensor) -> torch.Tensor:
-        x = batch.float() / 255 if batch.dtype == torch.uint8 else batch.float()
+        x = batch.float().div_(255) if batch.dtype == torch.uint8 else batch.float()
         if not self.mean:
             return x
         shape = (1, -1) + (1,) * (x.ndim - 2)
         mean = torch.tensor(self.mean, device=x.device).view(shape)
-        return (x - mean) / torch.tensor(self.std, device=x.device).view(shape)
+        return (x - mean).div_(torch.tensor(self.std, device=x.device).view(shape))
 
 
 @dataclass(frozen=True)
