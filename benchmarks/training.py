@@ -1,46 +1,58 @@
 """Training a pool beside the loop everyone writes: the same models, recipe, records, membership and first weights.
 
 ``plain``: a Dataset with per-sample ToTensor and Normalize, a DataLoader, torch.optim.SGD, one model after another on
-torch's default threads, float32. ``ours``: :func:`shadow_pool.train.schedule.train_pool`, one process per core, each
-model's files included; images/s with workers that run already, ``cold`` with starting them. Each side runs
-in a process of its own. GFLOP/s count forward and backward by torch.utils.flop_counter; the peak is a product of
-2048 x 2048 matrices of that precision on all cores. MB: the largest resident sets of a side's processes, added. AUC of
-lira-online with its interval says whether the models of both sides leak alike.
+torch's default threads, float32. ``ours``: :func:`shadow_pool.train.schedule.train_pool`, one process per core, its
+files included; images/s with workers that run already, ``cold`` with starting them. Both sides train each model and ask
+it about all records; images are those trained on. Each side runs in a process of its own. GFLOP/s count forward and
+backward by torch.utils.flop_counter; the peak is a product of 2048 x 2048 matrices of that precision on all cores. MB:
+the largest resident sets of a side's processes, added. AUC of lira-online with its interval says whether the models of
+both sides leak alike.
 
-Measured 2026-11-30 on a virtual machine of 2 Xeon cores (AVX-512, AMX) with nothing else running in it. Its host is
-noisy: plain LeNet gave 3,700 to 6,000 images/s on one day, so compare within a block, which is one run.
+Measured 2026-11-30 on a virtual machine of 2 Xeon cores (AVX-512, AMX) with nothing else running in it, in one run. Its
+host is noisy: plain LeNet gave 3,700 to 6,000 images/s on one day, so compare within a block.
 
-    case            images/s  ratio    cold  ratio  GFLOP/s  of peak     MB  AUC
-    lenet plain        3,761                                            915  0.615 [0.586, 0.645]
-      ours fp32        9,320   2.48   8,060   2.14     21.1     9.1%    745  0.639 [0.627, 0.650]
-      ours bf16        9,249   2.46   9,284   2.47     20.9     1.2%    747  0.620 [0.584, 0.656]
+    case                   images/s  ratio    cold  ratio  GFLOP/s  of peak     MB  AUC
+    lenet plain               3,740                                            916  0.615 [0.586, 0.645]
+      ours fp32              12,154   3.25  12,989   3.47     27.5    12.7%    739  0.629 [0.609, 0.649]
+      ours bf16              13,455   3.60  13,145   3.52     30.5     4.6%    739  0.639 [0.624, 0.655]
+    lenet-none plain          4,519                                            915  0.575 [0.537, 0.613]
+      ours fp32              16,770   3.71  14,696   3.25     38.0    17.5%    743  0.610 [0.595, 0.624]
+      ours bf16              16,378   3.62  13,375   2.96     37.1     5.6%    743  0.584 [0.530, 0.638]
+    resnet8 plain               658                                          1,120  0.675 [0.651, 0.700]
+      ours fp32               1,140   1.73   1,029   1.56     84.5    39.0%    749  0.683 [0.670, 0.697]
+      ours bf16               2,042   3.10   1,596   2.43    151.4    22.7%    749  0.676 [0.643, 0.709]
+    resnet8-none plain          847                                          1,023  0.509 [0.472, 0.546]
+      ours fp32               1,588   1.87   1,349   1.59    117.7    54.4%    748  0.512 [0.494, 0.529]
+      ours bf16               2,454   2.90   2,523   2.98    181.9    27.3%    748  0.514 [0.500, 0.528]
+    resnet18 plain               26                                          1,667  0.560 [0.490, 0.630]
+      ours fp32                  32   1.20      27   1.01    105.6    48.8%    827  0.562 [0.494, 0.629]
+      ours bf16                  50   1.88      35   1.32    165.9    24.9%    827  0.545 [0.454, 0.637]
+    resnet18-none plain          27                                          1,457  0.527 [0.489, 0.564]
+      ours fp32                  38   1.38      32   1.17    125.5    58.0%    871  0.527 [0.489, 0.564]
+      ours bf16                  55   2.02      42   1.53    184.4    27.7%    873  0.526 [0.497, 0.554]
 
-    resnet8 plain        624                                          1,087  0.566 [0.529, 0.602]
-      ours fp32        1,054   1.69     981   1.57     78.1    33.2%    754  0.567 [0.540, 0.595]
-      ours bf16        1,630   2.61   1,570   2.52    120.8    15.6%    754  0.564 [0.528, 0.599]
+Both sides leak alike, in either precision. Two runs of the LeNet rows before gave ours in fp32 3.04 and 3.20 times
+plain with BatchNorm, 3.70 and 3.78 without, while plain was not asked about the records. 55 % of the peak is reached
+where convolutions are most of a step, in float32 and without BatchNorm. A LeNet step of four models (7 to 9 ms each) is
+a third convolutions of 6 and 16 channels; the rest is memory traffic, as is half of a ResNet-8 step in bf16 (BatchNorm,
+ReLU, sums at 15 GB/s, where a core multiplies bf16 at 330 GFLOP/s).
 
-    lenet-none plain   4,520                                            914  0.575 [0.537, 0.613]
-      ours fp32       11,960   2.65  11,078   2.45     27.1    11.5%    748  0.599 [0.587, 0.611]
-      ours bf16       11,065   2.45  11,632   2.57     25.1     3.2%    748  0.581 [0.543, 0.618]
+Tried, and how many times as fast it made a core's step. Kept: four small models side by side, as groups of one
+channels-last model (shadow_pool/models/stack.py), LeNet 1.5 to 1.7 with BatchNorm and 1.5 to 1.9 without, on 8x8 digits
+1.9 and 2.1, an MLP of 85 k parameters 1.0 to 1.5; freed memory stays with the process (shadow_pool/memory.py), LeNet
+1.6, ResNet-8 1.3; channels-last order 1.3 and bf16 1.6 for wide models; 2x2 max pooling by rows
+(shadow_pool/models/pooling.py) for a LeNet that trains alone, 1.1 to 1.2; models asked once a record instead of twice,
+1.05 of a unit of 10 epochs; one gather an epoch; fused optimizers (.1 ms a step); one single-threaded process a core,
+started once (2 to 4 s, mostly torch's import), records shared by memory map; long models first and no barrier before
++fit arms, which leaves no core idle.
 
-Both sides leak alike, in either precision. 55 % of the peak is out of reach: half of a LeNet step is convolutions of
-6 and 16 channels at 17 GFLOP/s, the rest is memory traffic; a core multiplies bf16 at 1,100 GFLOP/s here, and half of
-a ResNet-8 step in bf16 is BatchNorm, ReLU and sums, at 15 GB/s.
-
-Tried, and how many times as fast it made a core's step (LeNet 8 to 9 ms for 64 images, ResNet-8 45 ms). Kept: freed
-memory stays with the process (shadow_pool/memory.py), LeNet 1.6, ResNet-8 1.3; channels-last order 1.3 and bf16 1.6
-for wide models; 2x2 max pooling by rows (shadow_pool/models/pooling.py), with LeNet's maps in the usual order, 1.1 to
-1.2; models asked once a record instead of twice, 1.05 of a unit of 10 epochs; one gather an epoch; fused optimizers
-(.1 ms a step); one single-threaded process a core, started once (2 to 4 s, mostly torch's import), records shared by
-memory map; long models first and no barrier before +fit arms, which leaves no core idle.
-
-Not kept: for LeNet, bf16 and channels-last .7 to 1.0; float32 convolutions that multiply in bf16 .6 of autocast
-(ResNet-8); torch.compile 1.1, for 8 to 40 s a start; oneDNN's blocked layout from end to end .9; BatchNorm's
-statistics by matrix products 1.0; transparent huge pages 1.0; flushing denormals 1.0 and torch.func over stacked
-models .75 (on other machines).
-
-To do: the maps of several models as the groups of one channels-last convolution, BatchNorm and pooling. A sketch of
-the LeNet step gave 1.35 (with BatchNorm) and 1.6 times (without) for two models, 1.55 and 1.7 for four.
+Not kept: two models side by side, LeNet 1.3 to 1.4 with BatchNorm, 1.6 without, and eight, 1.0 to 1.1 of four; ResNet-8
+side by side 1.0 in bf16, .8 in float32; for LeNet alone, bf16 and channels-last .7 to 1.0, its batch folded into
+channels 1.15 to 1.25, and convolution, BatchNorm, pooling and ReLU as one function on matrix products, batch last, 1.3;
+for four, BatchNorm, pooling and ReLU as one function .9 to 1.0; ReLU and sums in place 1.0 (ResNet-8); float32
+convolutions that multiply in bf16 .6 of autocast (ResNet-8); torch.compile 1.1, for 8 to 40 s a start; oneDNN's blocked
+layout from end to end .9; BatchNorm's statistics by matrix products 1.0; transparent huge pages 1.0; flushing denormals
+1.0 and torch.func over stacked models .75 (on other machines).
 
 Run: python benchmarks/training.py [--cases lenet,resnet8] [--precisions fp32,bf16]
 """
