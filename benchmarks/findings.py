@@ -8,8 +8,8 @@ Tasks read named data sets (--data-root), or NAME.npz with x and y from --data F
 
 Measured 2026-11-30, one run each on 2 cores that others used too. 5 % of the records mislabeled, 5 % ood. Digits: 1,527
 records, lr .05; MNIST and Fashion-MNIST: 3,000 each, lr .02, all 16 models an arm and 20 epochs, float32; the others in
-bf16, lr .05. CIFAR-10: 4,000, 12 models, 30 epochs; CIFAR-100: 4,000, 8 models, 30 epochs; DenseNet-22: 2,000, 8 models,
-15 epochs, the last two of a size that half an hour of two cores allows.
+bf16, lr .05. CIFAR-10: 4,000, 12 models, 30 epochs; CIFAR-100: 4,000, 8 models, 30 epochs; DenseNet-22: 2,000, 8
+models, 15 epochs, the last two of a size that half an hour of two cores allows.
 
     data, network         arm               test   member  AUC all             clean  misl.  ood    TPR at 1 %
     digits, LeNet         batch             .944   .983    .727 [.717, .737]   .676   1.000  .964   .117

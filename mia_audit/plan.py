@@ -24,7 +24,7 @@ from shadow_pool.queries import PLAIN, query_views
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import entry_path, weights_bytes
 from shadow_pool.train.job import TrainingJob
-from shadow_pool.train.loop import FIT_LIMIT, Training, may_stack, train_side_by_side
+from shadow_pool.train.loop import FIT_LIMIT, Training, common_steps, may_stack, train_side_by_side
 from shadow_pool.train.recipe import batch_bounds
 from shadow_pool.train.unit import one_thread
 from shadow_pool.train.usertrain import train_by_user
@@ -185,7 +185,8 @@ def _training_seconds(planned: PlannedPool, arm: str, models: list[nn.Module], d
             Training(own, records.x[:count], records.label[:count], replace(epochs, index=index))
             for index, own in enumerate(models)
         ]
-        return train_side_by_side(trainings, (count, count), preprocess=preprocess)
+        steps = common_steps((count, count), spec.recipe.batch_size)
+        return train_side_by_side(trainings, steps, preprocess=preprocess)
 
     further = 10 if len(models) > 1 else 1
     once, longer = (_timed(partial(train, times)) / len(models) for times in (1, 1 + further))

@@ -1,6 +1,7 @@
 """Small models that train side by side: each comes out as it does alone, whoever its neighbours are."""
 
 import copy
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +18,9 @@ from shadow_pool.models.resolve import build_model
 from shadow_pool.models.stack import STACK, Stack, is_small
 from shadow_pool.spec import Recipe
 from shadow_pool.store.entry import clear_leftover
-from shadow_pool.train import loop
+from shadow_pool.train import loop, unit
 from shadow_pool.train.job import TrainingData, TrainingJob
-from shadow_pool.train.loop import Training, may_stack, train_model, train_side_by_side
+from shadow_pool.train.loop import Training, common_steps, may_stack, train_model, train_side_by_side
 from shadow_pool.train.unit import Shadow, Unit, block_size, one_thread, train_shadows, train_units
 
 
@@ -39,7 +40,8 @@ def training(index, *, count=41, arch="lenet", arm="batch", model=None, fit_loss
 
 def together(trainings, halves=(41, 41)):
     with one_thread():
-        return train_side_by_side(trainings, halves, preprocess=scaled)
+        steps = common_steps(halves, trainings[0].job.recipe.batch_size)
+        return train_side_by_side(trainings, steps, preprocess=scaled)
 
 
 def alone(trainings):
@@ -211,6 +213,37 @@ class Mixed(nn.Module):
         return self.head(x + self.gate(x.softmax(1)))
 
 
+class Flips(nn.Module):
+    def __init__(self, chance=0.02, draw=lambda: torch.rand(()).item()):
+        super().__init__()
+        self.head, self.chance, self.draw = nn.Linear(64, 10), chance, draw
+
+    def forward(self, x):
+        return self.head((x.flip(-1) if self.draw() < self.chance else x).flatten(1))
+
+
+class Clips(nn.Module):
+    """Looks at all values of a batch, but only once one is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(x / x.abs().max() if x.abs().max() > 1000 else x)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.steps = nn.Linear(64, 10), 0
+
+    def forward(self, x):
+        self.steps += 1
+        return self.head(x.flatten(1)) * min(1.0, (20 + self.steps) / 21)
+
+
 def hooked():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     model[1].register_forward_hook(lambda module, given, output: 2 * output)
@@ -228,6 +261,9 @@ OTHERS = {
     "features that are not one record's": Viewed,
     "a softmax over features": Mixed,
     "hooks": hooked,
+    "a rare draw": Flips,
+    "a branch on values": Clips,
+    "a count of its own": Counts,
     "dropout": flat(nn.Dropout(0.5)),
     "layer norm": flat(nn.LayerNorm(8)),
     "batchnorm over all steps": flat(nn.BatchNorm1d(8, momentum=None)),
@@ -245,6 +281,11 @@ def test_what_cannot_be_stacked_trains_alone_to_the_bit(kind):
     some, single = four(), four()
     assert together(some) == alone(single)
     assert [bits(own.model) for own in some] == [bits(own.model) for own in single]
+
+
+@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: np.random.random()])  # noqa: NPY002
+def test_draws_from_other_generators_are_seen(draw):
+    assert Stack.of([Flips(draw=draw) for _ in range(STACK)], (1, 8, 8)) is None
 
 
 def test_layers_that_are_groups_of_a_larger_one_are_stacked():
@@ -292,11 +333,13 @@ def test_only_small_models_on_a_processor_and_without_clipping_may_stack():
 # ------------------------------------------------------------------ in a pool
 
 
-def test_pairs_of_unequal_groups_train_with_pairs_like_them(tmp_path):
+@pytest.mark.parametrize("batch_size", [16, 8])
+def test_pairs_of_unequal_groups_train_side_by_side_where_their_steps_allow(tmp_path, monkeypatch, batch_size):
     group = np.repeat(np.arange(12), [31, 17, 13, 11, 9, 8, 7, 6, 5, 4, 5, 4]).astype(str)
-    pool, data = tiny_pool(tmp_path / "pool", {"n": 8}, group=group)
+    pool, data = tiny_pool(tmp_path / "pool", {"n": 8, "recipe": {"batch_size": batch_size}}, group=group)
     counts = pool.membership.sum(axis=1)
     assert len(set(counts[:4])) > 2  # pairs of this block are not alike
+    steps = [common_steps(tuple(counts[first : first + 2]), batch_size) for first in (0, 2)]
 
     def shadows(indices):
         x, label = data.records.x, data.records.label
@@ -306,6 +349,20 @@ def test_pairs_of_unequal_groups_train_with_pairs_like_them(tmp_path):
     for index in range(4):
         ((one, _),) = train_shadows(pool, "batch", shadows([index]))
         assert bits(one) == bits(whole[index])
+    calls, train = [], unit.train_side_by_side
+    monkeypatch.setattr(
+        unit, "train_side_by_side", lambda some, *rest, **o: calls.append(some) or train(some, *rest, **o)
+    )
+    train_shadows(pool, "batch", shadows(range(4)))
+    assert len(calls) == len(set(steps))
+
+
+def test_steps_that_a_pair_has_in_common():
+    assert common_steps((130, 130), 64) == (64, 64, 2)
+    assert common_steps((130, 131), 64) == (64, 64, None)
+    assert common_steps((764, 763), 64) == common_steps((762, 765), 64) == (64,) * 11 + (None,)
+    assert common_steps((128, 127), 64) == (64, None)
+    assert common_steps((130, 128), 64) == ()
 
 
 def test_a_model_that_fails_in_its_block_costs_no_other(tmp_path):

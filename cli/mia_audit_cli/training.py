@@ -170,10 +170,12 @@ def _train(
     """Train what is missing with progress shown; a model that failed for good is an error at the end."""
     from shadow_pool.errors import UserError
     from shadow_pool.store.drift import drift_warnings
+    from shadow_pool.store.files import ADVICE
     from shadow_pool.store.repair import discard_damaged
     from shadow_pool.train.schedule import train_pool
 
-    warn((f"{error}: it is trained again" for error in discard_damaged(pool)), quiet=quiet)
+    damaged = (str(error).removesuffix(f"; {ADVICE}") for error in discard_damaged(pool))
+    warn((f"{damage}: it is trained again" for damage in damaged), quiet=quiet)
     warn(drift_warnings(pool, device=device, here=True), quiet=quiet)
     todo = sum(index in (indices or range(pool.spec.n)) for arm in pool.spec.arms for index in pool.missing(arm))
     if not todo:
@@ -195,9 +197,10 @@ def _train(
     )
     failed = [receipt for receipt in receipts if receipt.outcome == "failed"]
     if failed:
+        kept = "the others are kept: " if len(failed) < len(receipts) else ""
         raise UserError(
             f"{len(failed)} of {len(receipts)} models failed, the first with: {failed[0].message}; "
-            "the others are kept: mend the cause and run the same command again"
+            f"{kept}mend the cause and run the same command again"
         )
 
 

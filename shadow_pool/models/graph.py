@@ -51,7 +51,7 @@ class Wiring:
 def read_wiring(model: nn.Module, is_norm: Callable[[nn.Module], bool]) -> Wiring:
     """The wiring of ``model``; ``is_norm`` tells BatchNorm layers."""
     try:
-        graph = _trace(model, is_norm)
+        graph = trace(model, is_norm)
     except Exception:  # a stranger's forward may raise anything when it meets a symbolic tensor
         return Wiring(_feeders_by_registration(model, is_norm))
     layers = {node: model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"}
@@ -74,10 +74,15 @@ def read_wiring(model: nn.Module, is_norm: Callable[[nn.Module], bool]) -> Wirin
     )
 
 
-def _trace(model: nn.Module, is_norm: Callable[[nn.Module], bool]) -> fx.Graph:
+def trace(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> fx.Graph:
+    """What the forward does, without values; raises whatever a forward whose path depends on them raises.
+
+    ``is_leaf`` tells the layers that are not looked into, besides torch's own.
+    """
+
     class Tracer(fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return is_norm(m) or super().is_leaf_module(m, module_qualified_name)
+            return is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
 
     parameters = inspect.signature(model.forward).parameters.values()
     defaults: dict[str, Any] = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}

@@ -8,14 +8,17 @@ another, each with the weights, records and gradients it has alone.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shadow_pool import seeds
+from shadow_pool.models.graph import trace
 from shadow_pool.models.norms import Affine, Shift
 from shadow_pool.models.outputs import logits_of
 
@@ -23,7 +26,7 @@ STACK = 4
 """Models that train side by side. Eight are no faster: what a step reads and writes then leaves the caches."""
 _VECTOR = 16
 _SMALL = 150_000
-_PROBE, _NOISE = 4, 0.05
+_PROBE, _NOISE, _SCALES = 4, 0.05, (1, 100)
 
 
 def is_wide(model: nn.Module) -> bool:
@@ -189,11 +192,14 @@ def _blocks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _agrees(models: list[nn.Module], input_shape: Sequence[int]) -> bool:
-    """Whether the models, copies that may be changed, compute the same jointly as one by one."""
-    found: list[list[Tensor]] = []
+    """Whether the models, copies that may be changed, compute the same jointly as one by one, whatever the values.
+
+    So their forward must take one path, draw nothing at random, and keep nothing in plain attributes.
+    """
     try:
         with torch.enable_grad(), seeds.torch_stream(0):
-            probes = list(torch.randn(len(models), _PROBE, *input_shape, dtype=torch.float64))
+            trace(models[0].train(), lambda layer: isinstance(layer, (Affine, Shift)))
+            probes = torch.randn(len(models), _PROBE, *input_shape, dtype=torch.float64)
             # Models that all start from one file, or branches that start from zero, would hide a mistake.
             for p in chain.from_iterable(model.parameters() for model in models):
                 p.data.add_(torch.randn_like(p), alpha=_NOISE)
@@ -201,19 +207,41 @@ def _agrees(models: list[nn.Module], input_shape: Sequence[int]) -> bool:
             if joint is None:
                 return False
             stack = Stack(models, joint)
-            for jointly in (False, True):
-                for module in (*models, joint):
-                    module.train()
-                logits = stack.logits(probes, jointly=jointly)
-                torch.stack([z.square().mean() for z in logits]).sum().backward()
-                if not jointly:
-                    stack.gather_gradients()
-                found.append([torch.cat(logits).detach(), *(p.grad for p in joint.parameters() if p.grad is not None)])
-                joint.zero_grad()
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, StopIteration):
+            before = _besides_tensors(stack)
+            same = all(_same_results(stack, list(scale * probes)) for scale in _SCALES)
+            return same and _besides_tensors(stack) == before
+    except Exception:  # a stranger's forward may raise anything where its layers are others
         return False
+
+
+def _same_results(stack: Stack, probes: Sequence[Tensor]) -> bool:
+    """Whether logits and gradients are the same jointly and model by model."""
+    found: list[list[Tensor]] = []
+    for jointly in (False, True):
+        for module in (*stack.models, stack.joint):
+            module.train()
+        logits = stack.logits(probes, jointly=jointly)
+        torch.stack([z.square().mean() for z in logits]).sum().backward()
+        if not jointly:
+            stack.gather_gradients()
+        gradients = [p.grad for p in stack.joint.parameters() if p.grad is not None]
+        found.append([torch.cat(logits).detach(), *gradients])
+        stack.joint.zero_grad()
     alone, together = found
     return len(alone) == len(together) and all(
         a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-6 * float(a.abs().max()) + 1e-12)
         for a, b in zip(alone, together, strict=True)
     )
+
+
+def _besides_tensors(stack: Stack) -> tuple[object, ...]:
+    """What a forward may change besides parameters and buffers: attributes of modules, and generators it draws from."""
+    own = vars(nn.Module()).keys()
+    attributes = [
+        (name, {key: value for key, value in vars(module).items() if key not in own})
+        for model in (*stack.models, stack.joint)
+        for name, module in model.named_modules()
+    ]
+    numpys: Any = np.random.get_state()  # noqa: NPY002, what a stranger's forward may draw from
+    drawn = torch.random.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
+    return repr(attributes), *drawn

@@ -55,12 +55,13 @@ def train_model(training: Training, *, preprocess: Callable[[Tensor], Tensor]) -
         epochs = ([loss] for loss in private_epochs(model, inputs, labels, job, preprocess))
     else:
         preprocess = _laid_out(model, inputs, preprocess)
-        epochs = _epochs(Stack([model], model), [training], (len(labels),), preprocess)
+        steps = common_steps((len(labels), len(labels)), job.recipe.batch_size)
+        epochs = _epochs(Stack([model], model), [training], steps, preprocess)
     return _follow(epochs, [training])[0]
 
 
 def train_side_by_side(
-    trainings: Sequence[Training], halves: tuple[int, int], *, preprocess: Callable[[Tensor], Tensor]
+    trainings: Sequence[Training], steps: Sequence[int | None], *, preprocess: Callable[[Tensor], Tensor]
 ) -> list[TrainingOutcome]:
     """Train models of one arm and of one block of :data:`~shadow_pool.models.stack.STACK` indices as a stack.
 
@@ -69,16 +70,27 @@ def train_side_by_side(
 
     Args:
         trainings: at most one of each index.
-        halves: how many records a model of the block and its complementary partner have; each training has one of
-            these numbers. Batches whose size differs between the two are run model by model.
+        steps: :func:`common_steps` of each of the models with its complementary partner, the same for all.
         preprocess: stored batch -> what the models see.
     """
-    stacked = _stacked(trainings, halves, preprocess)
+    stacked = _stacked(trainings, preprocess) if steps else None
     if stacked is None:
         return [train_model(training, preprocess=preprocess) for training in trainings]
     stack, filled = stacked
-    outcomes = _follow(_epochs(stack, filled, halves, preprocess), filled, stack.release)
+    outcomes = _follow(_epochs(stack, filled, steps, preprocess), filled, stack.release)
     return [outcomes[training.job.index % STACK] for training in trainings]
+
+
+def common_steps(halves: tuple[int, int], batch_size: int) -> tuple[int | None, ...]:
+    """The sizes of an epoch's batches that the two models of a pair have in common; empty where their steps differ.
+
+    None for a step in which one has more records than the other, which is run model by model. That it is the pair's
+    sizes that decide, not those of whoever trains along, keeps a model's bits its own.
+    """
+    mine, other = ([stop - start for start, stop in batch_bounds(half, batch_size)] for half in halves)
+    if len(mine) != len(other):
+        return ()
+    return tuple(size if size == its else None for size, its in zip(mine, other, strict=True))
 
 
 def may_stack(model: nn.Module, arm: Arm, recipe: Recipe, device: str) -> bool:
@@ -90,12 +102,10 @@ def may_stack(model: nn.Module, arm: Arm, recipe: Recipe, device: str) -> bool:
 
 
 def _stacked(
-    trainings: Sequence[Training], halves: tuple[int, int], preprocess: Callable[[Tensor], Tensor]
+    trainings: Sequence[Training], preprocess: Callable[[Tensor], Tensor]
 ) -> tuple[Stack, list[Training]] | None:
     first = trainings[0]
-    recipe = first.job.recipe
-    steps = {len(batch_bounds(half, recipe.batch_size)) for half in halves}
-    if len(steps) > 1 or not may_stack(first.model, first.job.arm, recipe, first.job.device):
+    if not may_stack(first.model, first.job.arm, first.job.recipe, first.job.device):
         return None
     asked = {training.job.index % STACK: training for training in trainings}
     spare = [replace(first, model=copy.deepcopy(first.model), on_epoch=None) for _ in range(STACK)]
@@ -141,7 +151,7 @@ def _limit(job: TrainingJob) -> int:
 
 
 def _epochs(
-    stack: Stack, trainings: Sequence[Training], halves: Sequence[int], preprocess: Callable[[Tensor], Tensor]
+    stack: Stack, trainings: Sequence[Training], steps: Sequence[int | None], preprocess: Callable[[Tensor], Tensor]
 ) -> Iterator[list[float]]:
     """Train epoch by epoch, yielding each model's mean training loss (NaN once a loss was not finite)."""
     job = trainings[0].job
@@ -149,17 +159,16 @@ def _epochs(
     records = [_on_device(training) for training in trainings]
     bounds = [batch_bounds(len(labels), recipe.batch_size) for _, labels in records]
     optimizer = Optimizer(stack.joint, recipe)
-    alike = [len({stop - start for start, stop in spans}) == 1 for spans in _steps(halves, recipe.batch_size)]
     step = 0
     for epoch in range(max(_limit(training.job) for training in trainings)):
         order = [_shuffled(*own, training.job, epoch) for own, training in zip(records, trainings, strict=True)]
         for module in (*stack.models, stack.joint):
             module.train()
         totals = torch.zeros(len(trainings), device=job.device)
-        for jointly, spans in zip(alike, zip(*bounds, strict=True), strict=True):
+        for common, spans in zip(steps, zip(*bounds, strict=True), strict=True):
             batches = [(x[a:b], y[a:b]) for (x, y), (a, b) in zip(order, spans, strict=True)]
             with autocast(job.device, job.precision):
-                logits = stack.logits([preprocess(x) for x, _ in batches], jointly=jointly)
+                logits = stack.logits([preprocess(x) for x, _ in batches], jointly=common is not None)
             losses = torch.stack(
                 [cross_entropy(z.float(), y, recipe.label_smoothing) for z, (_, y) in zip(logits, batches, strict=True)]
             )
@@ -169,16 +178,11 @@ def _epochs(
                 # A layer's is the mean over its channels: of all models' here.
                 loss = loss + arm.penalty * len(trainings) * penalty(stack.joint)
             loss.backward()
-            if not jointly:
+            if common is None:
                 stack.gather_gradients()
-            optimizer.step(learning_rate(recipe, step, recipe.epochs * len(alike)))
+            optimizer.step(learning_rate(recipe, step, recipe.epochs * len(steps)))
             step += 1
         yield [total / len(y) for total, (_, y) in zip(totals.tolist(), records, strict=True)]
-
-
-def _steps(sizes: Sequence[int], batch_size: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """(start, stop) of the batches that halves of ``sizes`` records have at each step of an epoch."""
-    return zip(*(batch_bounds(size, batch_size) for size in sizes), strict=True)
 
 
 def _on_device(training: Training) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.trust import MODEL_FIELDS, check_code, code_versions
 from shadow_pool.train.history import History, at_chance
 from shadow_pool.train.job import TrainingData, TrainingJob, TrainingOutcome
-from shadow_pool.train.loop import OnEpoch, Training, may_stack, train_model, train_side_by_side
+from shadow_pool.train.loop import OnEpoch, Training, common_steps, may_stack, train_model, train_side_by_side
 from shadow_pool.train.usertrain import train_by_user
 from shadow_pool.usercode import describe
 
@@ -142,19 +142,19 @@ def train_shadows(
         UserError: the pool names code that may not be run (:mod:`shadow_pool.store.trust`), or it fails.
     """
     trainings = [_training(pool, arm, shadow, seed=pool.spec.seed, device=device) for shadow in shadows]
-    by_halves: dict[tuple[int, int], list[Training]] = {}
+    alike: dict[tuple[int | None, ...], list[Training]] = {}
     for training in trainings:
         first = training.job.index // 2 * 2
-        smaller, larger = sorted(int(row.sum()) for row in pool.membership[first : first + 2])
-        by_halves.setdefault((smaller, larger), []).append(training)
+        one, other = (int(row.sum()) for row in pool.membership[first : first + 2])
+        alike.setdefault(common_steps((one, other), pool.spec.recipe.batch_size), []).append(training)
     preprocess = preprocess_of(pool)
     outcomes: dict[Training, TrainingOutcome] = {}
     with one_thread():
-        for halves, some in by_halves.items():
+        for steps, some in alike.items():
             if pool.spec.train is not None:
                 found = [_by_user(pool, training, preprocess) for training in some]
             else:
-                found = train_side_by_side(some, halves, preprocess=preprocess)
+                found = train_side_by_side(some, steps, preprocess=preprocess)
             outcomes |= dict(zip(some, found, strict=True))
     return [(training.model, outcomes[training]) for training in trainings]
 
