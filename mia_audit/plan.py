@@ -26,7 +26,7 @@ from shadow_pool.store.entry import entry_path, weights_bytes
 from shadow_pool.train.job import TrainingJob
 from shadow_pool.train.loop import FIT_LIMIT, Training, common_steps, may_stack, train_side_by_side
 from shadow_pool.train.recipe import batch_bounds
-from shadow_pool.train.unit import one_thread
+from shadow_pool.train.shadows import one_thread
 from shadow_pool.train.usertrain import train_by_user
 
 STEPS = 2

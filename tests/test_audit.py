@@ -24,8 +24,8 @@ from shadow_pool.data.records import PoolData
 from shadow_pool.errors import UserError
 from shadow_pool.store.files import read_sealed, write_sealed
 from shadow_pool.store.pool import Pool, open_pool
+from shadow_pool.train.shadows import starting_model
 from shadow_pool.train.target import TrainedTarget, train_target
-from shadow_pool.train.unit import starting_model
 
 
 @pytest.fixture(scope="module")

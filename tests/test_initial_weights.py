@@ -23,8 +23,9 @@ from shadow_pool.store.repair import verify_pool
 from shadow_pool.store.twins import twin_pool
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.requery import stored_model
+from shadow_pool.train.shadows import preprocess_of, starting_model
 from shadow_pool.train.target import train_target
-from shadow_pool.train.unit import Unit, preprocess_of, starting_model, train_units
+from shadow_pool.train.unit import Unit, train_units
 
 STILL = {"optimizer": "sgd", "lr": 1e-9, "weight_decay": 0.0, "epochs": 1}
 """A recipe that moves no weight by more than rounding: what a pool's models are is where they started."""

@@ -18,10 +18,12 @@ from shadow_pool.models.resolve import build_model
 from shadow_pool.models.stack import STACK, Stack, is_small
 from shadow_pool.spec import Recipe
 from shadow_pool.store.entry import clear_leftover
-from shadow_pool.train import loop, unit
+from shadow_pool.train import loop
+from shadow_pool.train import shadows as by_pool
 from shadow_pool.train.job import TrainingData, TrainingJob
 from shadow_pool.train.loop import Training, common_steps, may_stack, train_model, train_side_by_side
-from shadow_pool.train.unit import Shadow, Unit, block_size, one_thread, train_shadows, train_units
+from shadow_pool.train.shadows import Shadow, block_size, one_thread, train_shadows
+from shadow_pool.train.unit import Unit, train_units
 
 
 def scaled(batch):
@@ -349,9 +351,9 @@ def test_pairs_of_unequal_groups_train_side_by_side_where_their_steps_allow(tmp_
     for index in range(4):
         ((one, _),) = train_shadows(pool, "batch", shadows([index]))
         assert bits(one) == bits(whole[index])
-    calls, train = [], unit.train_side_by_side
+    calls, train = [], by_pool.train_side_by_side
     monkeypatch.setattr(
-        unit, "train_side_by_side", lambda some, *rest, **o: calls.append(some) or train(some, *rest, **o)
+        by_pool, "train_side_by_side", lambda some, *rest, **o: calls.append(some) or train(some, *rest, **o)
     )
     train_shadows(pool, "batch", shadows(range(4)))
     assert len(calls) == len(set(steps))

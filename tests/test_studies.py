@@ -30,7 +30,7 @@ from shadow_pool.models.norms import ratios
 from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.requery import stored_model
-from shadow_pool.train.unit import preprocess_of
+from shadow_pool.train.shadows import preprocess_of
 
 SMALL: dict[str, Any] = {
     "n": 4,

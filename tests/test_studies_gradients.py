@@ -17,7 +17,8 @@ from mia_audit.studies.judge import pair_mean
 from mia_audit.studies.result import StudyRow
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.job import TrainingOutcome
-from shadow_pool.train.unit import Shadow, Unit, starting_model
+from shadow_pool.train.shadows import Shadow, starting_model
+from shadow_pool.train.unit import Unit
 
 SUBSETS = ("clean", "mislabeled", "ood")
 MODELS = np.arange(8)

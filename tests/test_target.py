@@ -12,8 +12,8 @@ from mia_audit.audit.target import open_target
 from shadow_pool.errors import UserError
 from shadow_pool.membership import draw_coins
 from shadow_pool.models.resolve import build_model
+from shadow_pool.train.shadows import starting_model
 from shadow_pool.train.target import read_facts, train_target
-from shadow_pool.train.unit import starting_model
 
 
 def test_the_target_is_a_plain_state_dict_with_its_members_beside_it(pool, pool_data, tmp_path):

@@ -18,7 +18,7 @@ from shadow_pool.queries import PLAIN
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.requery import stored_model
-from shadow_pool.train.unit import one_thread, preprocess_of
+from shadow_pool.train.shadows import one_thread, preprocess_of
 
 PROBED = 32
 """Records that a stored model is asked about again."""

@@ -19,8 +19,8 @@ from shadow_pool.models.resolve import check_model
 from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.precision import check_device
+from shadow_pool.train.shadows import preprocess_of, starting_model
 from shadow_pool.train.target import read_facts
-from shadow_pool.train.unit import preprocess_of, starting_model
 
 
 @dataclass(frozen=True)

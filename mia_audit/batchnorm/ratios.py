@@ -66,7 +66,7 @@ def pool_ratios(pool: Pool, evidence: ArmEvidence) -> list[LayerRatio]:
     # Here, since inspecting a checkpoint needs no pool and should not wait for what reads one.
     from shadow_pool.store.entry import check_file
     from shadow_pool.store.files import readable
-    from shadow_pool.train.unit import starting_model
+    from shadow_pool.train.shadows import starting_model
 
     model = starting_model(pool, evidence.arm)
     kinds = layer_kinds(model)

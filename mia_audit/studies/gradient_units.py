@@ -20,7 +20,8 @@ from shadow_pool.data.records import Records
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.train.schedule import Progress, blocks_of, worker_count
-from shadow_pool.train.unit import Receipt, Shadow, Unit, block_size, preprocess_of, train_shadows
+from shadow_pool.train.shadows import Shadow, block_size, preprocess_of, train_shadows
+from shadow_pool.train.unit import Receipt, Unit
 from shadow_pool.train.workers import run_in_workers
 
 DEFINITIONS = ("eval", "batch")

@@ -23,7 +23,7 @@ from mia_audit.studies.networks import network_figures, network_rows
 from mia_audit.studies.result import StudyFigure, StudyResult, StudyRow
 from mia_audit.studies.setup import StudySetup, evaluation_epochs, finish, study_pool
 from shadow_pool import seeds
-from shadow_pool.train.unit import one_thread
+from shadow_pool.train.shadows import one_thread
 
 DEFAULTS = {"n": 8, "arms": ["batch"], "data": {"mislabeled": 0.05, "ood": 0.05}, "recipe": {"epochs": 30}}
 EXACT = 1e-9

@@ -21,7 +21,8 @@ from shadow_pool.errors import UserError
 from shadow_pool.memory import keep_freed_memory
 from shadow_pool.store.pool import open_pool
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, is_committed, preprocess_of, starting_model, train_units
+from shadow_pool.train.shadows import preprocess_of, starting_model
+from shadow_pool.train.unit import Receipt, Unit, is_committed, train_units
 from shadow_pool.train.usertrain import load_trainer
 from shadow_pool.usercode import describe
 

@@ -16,7 +16,7 @@ from shadow_pool.signals import Signals, compute_signals
 from shadow_pool.store.entry import check_file, entry_lock, read_signals, write_signals
 from shadow_pool.store.files import file_sha256, read_sealed, readable, write_sealed
 from shadow_pool.store.pool import Pool
-from shadow_pool.train.unit import preprocess_of, starting_model
+from shadow_pool.train.shadows import preprocess_of, starting_model
 
 FILES = ("phi-batch.parquet", "population-batch.parquet")
 

@@ -17,7 +17,8 @@ from shadow_pool.store.entry import clear_leftover
 from shadow_pool.store.pool import Pool
 from shadow_pool.store.trust import check_code
 from shadow_pool.train.job import TrainingData
-from shadow_pool.train.unit import Receipt, Unit, block_size, train_units
+from shadow_pool.train.shadows import block_size
+from shadow_pool.train.unit import Receipt, Unit, train_units
 from shadow_pool.train.workers import run_in_workers
 
 STILLBORN = 3

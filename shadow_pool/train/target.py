@@ -22,7 +22,7 @@ from shadow_pool.store.entry import parquet_bytes
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.precision import check_device
-from shadow_pool.train.unit import train_target_model
+from shadow_pool.train.shadows import train_target_model
 
 METADATA_KEY = b"mia_audit"
 

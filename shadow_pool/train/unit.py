@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shadow_pool import seeds
 from shadow_pool.arms import parse_arm
-from shadow_pool.data.preprocess import parse_normalize
 from shadow_pool.errors import UserError
-from shadow_pool.models.resolve import build_model
-from shadow_pool.models.stack import STACK
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import EntryInfo, commit_entry, entry_lock, entry_path, workspace
 from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool, open_pool
-from shadow_pool.store.trust import MODEL_FIELDS, check_code, code_versions
+from shadow_pool.store.trust import MODEL_FIELDS, code_versions
 from shadow_pool.train.history import History, at_chance
-from shadow_pool.train.job import TrainingData, TrainingJob, TrainingOutcome
-from shadow_pool.train.loop import OnEpoch, Training, common_steps, may_stack, train_model, train_side_by_side
-from shadow_pool.train.usertrain import train_by_user
+from shadow_pool.train.job import TrainingData, TrainingOutcome
+from shadow_pool.train.shadows import Shadow, one_thread, preprocess_of, train_shadows
 from shadow_pool.usercode import describe
 
 
@@ -69,9 +63,10 @@ class Receipt:
 
 
 def train_units(units: Sequence[Unit], data: TrainingData) -> list[Receipt]:
-    """Train and commit models of one arm and one block (:func:`block_size`), each under its lock; a receipt for each.
+    """Train and commit models of one arm and one block, each under its lock; a receipt for each.
 
-    A failure is in the receipt; an OSError is raised, since a disk that is full or read-only stops every model.
+    What a block is says :func:`shadow_pool.train.shadows.block_size`. A failure is in the receipt; an OSError is
+    raised, since a disk that is full or read-only stops every model.
     """
     receipts: dict[Unit, Receipt] = {}
     try:
@@ -109,136 +104,6 @@ def _obstacle(unit: Unit, *, held: bool) -> str | None:
 def is_committed(entry: Path) -> bool:
     """Whether a model is there, whatever a network file system remembers: listing a folder has it look anew."""
     return entry.exists() or (entry.parent.exists() and entry.name in os.listdir(entry.parent))
-
-
-def block_size(pool: Pool, arm: str, device: str) -> int:
-    """How many models of consecutive indices, from a multiple of it on, are best trained by one call.
-
-    Small models train side by side (:func:`shadow_pool.train.loop.train_side_by_side`), others one by one.
-    """
-    if pool.spec.train is not None:
-        return 1
-    return STACK if may_stack(starting_model(pool, arm), parse_arm(arm), pool.spec.recipe, device) else 1
-
-
-@dataclass(frozen=True, eq=False)
-class Shadow:
-    """A model of the pool to train on ``x`` and ``label``, its members; ``fit_loss`` and ``on_epoch`` as in
-    :class:`~shadow_pool.train.job.TrainingJob` and :class:`~shadow_pool.train.loop.Training`."""
-
-    index: int
-    x: np.ndarray
-    label: np.ndarray
-    fit_loss: float | None = None
-    on_epoch: OnEpoch | None = None
-
-
-def train_shadows(
-    pool: Pool, arm: str, shadows: Sequence[Shadow], *, device: str = "cpu"
-) -> list[tuple[nn.Module, TrainingOutcome]]:
-    """Build and train models of one block of an arm: the pool's own, to the bit, whichever of the block are asked for.
-
-    Raises:
-        UserError: the pool names code that may not be run (:mod:`shadow_pool.store.trust`), or it fails.
-    """
-    trainings = [_training(pool, arm, shadow, seed=pool.spec.seed, device=device) for shadow in shadows]
-    alike: dict[tuple[int | None, ...], list[Training]] = {}
-    for training in trainings:
-        first = training.job.index // 2 * 2
-        one, other = (int(row.sum()) for row in pool.membership[first : first + 2])
-        alike.setdefault(common_steps((one, other), pool.spec.recipe.batch_size), []).append(training)
-    preprocess = preprocess_of(pool)
-    outcomes: dict[Training, TrainingOutcome] = {}
-    with one_thread():
-        for steps, some in alike.items():
-            if pool.spec.train is not None:
-                found = [_by_user(pool, training, preprocess) for training in some]
-            else:
-                found = train_side_by_side(some, steps, preprocess=preprocess)
-            outcomes |= dict(zip(some, found, strict=True))
-    return [(training.model, outcomes[training]) for training in trainings]
-
-
-def train_target_model(
-    pool: Pool,
-    arm: str,
-    x: np.ndarray,
-    label: np.ndarray,
-    *,
-    seed: int,
-    device: str = "cpu",
-    fit_loss: float | None = None,
-) -> tuple[nn.Module, TrainingOutcome]:
-    """Build and train a model by the pool's recipe on the given members, on its own; ``seed`` takes the pool's place.
-
-    Raises:
-        UserError: as :func:`train_shadows`.
-    """
-    training = _training(pool, arm, Shadow(0, x, label, fit_loss), seed=seed, device=device)
-    preprocess = preprocess_of(pool)
-    with one_thread():
-        if pool.spec.train is not None:
-            return training.model, _by_user(pool, training, preprocess)
-        return training.model, train_model(training, preprocess=preprocess)
-
-
-def _training(pool: Pool, arm: str, shadow: Shadow, *, seed: int, device: str) -> Training:
-    """``seed`` and index fix initial weights, batch order and augmentation, the same in every arm: layers that two
-    arms share start equal."""
-    job = TrainingJob(
-        arm=parse_arm(arm),
-        recipe=pool.spec.recipe,
-        seed=seed,
-        index=shadow.index,
-        device=device,
-        precision=pool.spec.precision,
-        fit_loss=shadow.fit_loss,
-    )
-    model = starting_model(pool, arm, seed=seeds.integer(seed, "weights", shadow.index))
-    return Training(model, shadow.x, shadow.label, job, shadow.on_epoch)
-
-
-def _by_user(pool: Pool, training: Training, preprocess: Callable[[Tensor], Tensor]) -> TrainingOutcome:
-    """A user's own training function in place of the recipe."""
-    check_code(pool, ["train"])
-    assert pool.spec.train is not None
-    model, x, label, job = training.model, training.x, training.label, training.job
-    return train_by_user(pool.spec.train, model, x, label, job, preprocess=preprocess)
-
-
-def starting_model(pool: Pool, arm: str, *, seed: int = 0, arch: str | None = None) -> nn.Module:
-    """A model of an arm as its training starts: drawn from ``seed``, or the pool's initial weights.
-
-    ``arch`` takes the place of the pool's architecture, its initial weights then left aside. Raises
-    :class:`UserError` where the pool names code that may not be run (:mod:`shadow_pool.store.trust`).
-    """
-    if arch is None:
-        check_code(pool, ["arch"])
-    return build_model(
-        arch or pool.spec.arch,
-        parse_arm(arm).norm,
-        classes=len(pool.spec.data.classes),
-        input_shape=pool.manifest.model_shape,
-        seed=seed,
-        initial=pool.initial if arch is None else None,
-    )
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread: sums in one order give the same bits whatever runs beside, and cores go to models."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def preprocess_of(pool: Pool) -> Callable[[Tensor], Tensor]:
-    """What the pool's models see of a stored batch. Raises :class:`UserError` as :func:`starting_model` does."""
-    check_code(pool, ["data.normalize"])
-    return parse_normalize(pool.spec.data.normalize, pool.manifest.input_shape)
 
 
 def _train_and_commit(pool: Pool, units: Sequence[Unit], data: TrainingData) -> dict[Unit, Receipt]:
