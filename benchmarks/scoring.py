@@ -11,10 +11,10 @@ Measured 2026-11-30 on a virtual machine of 2 Xeon cores, images/s:
     mlp       132,251   102,882     78%
     resnet8     1,940     1,930     99%
 
-`score` on 64 models of two arms and 1,527 digits: signals .03 s, reading .2 to .3 s, the pool's scores and the jackknife
-of BatchNorm's effect 2.3 s the first time and .1 s after, since its replicates stay with the pool; the report 1.1 to 1.3 s.
-So the forward pass dominates only where it is long: for ResNet-8 from some 4,000 records on. The first jackknife grows
-with the square of the models, times records.
+`score` on 64 models of two arms and 1,527 digits: signals .03 s, reading .2 to .3 s, the pool's scores and the
+jackknife of BatchNorm's effect 2.3 s the first time and .1 s after, since its replicates stay with the pool; the report
+1.1 to 1.3 s. So the forward pass dominates only where it is long: for ResNet-8 from some 4,000 records on. The first
+jackknife grows with the square of the models, times records.
 
 Run: python benchmarks/scoring.py [POOL MODEL]
 """
