@@ -2,6 +2,7 @@
 
 import copy
 import random
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -216,12 +217,12 @@ class Mixed(nn.Module):
 
 
 class Flips(nn.Module):
-    def __init__(self, chance=0.02, draw=lambda: torch.rand(()).item()):
+    def __init__(self):
         super().__init__()
-        self.head, self.chance, self.draw = nn.Linear(64, 10), chance, draw
+        self.head = nn.Linear(64, 10)
 
     def forward(self, x):
-        return self.head((x.flip(-1) if self.draw() < self.chance else x).flatten(1))
+        return self.head((x.flip(-1) if torch.rand(()).item() < 0.02 else x).flatten(1))
 
 
 class Clips(nn.Module):
@@ -285,9 +286,21 @@ def test_what_cannot_be_stacked_trains_alone_to_the_bit(kind):
     assert [bits(own.model) for own in some] == [bits(own.model) for own in single]
 
 
-@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: np.random.random()])  # noqa: NPY002
-def test_draws_from_other_generators_are_seen(draw):
-    assert Stack.of([Flips(draw=draw) for _ in range(STACK)], (1, 8, 8)) is None
+def test_what_other_threads_draw_meanwhile_does_not_keep_a_stack_apart():
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            random.random()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        models = [build_model("lenet", "batch", classes=10, input_shape=(1, 8, 8), seed=seed) for seed in range(STACK)]
+        assert Stack.of(models, (1, 8, 8)) is not None
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_layers_that_are_groups_of_a_larger_one_are_stacked():

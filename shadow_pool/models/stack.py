@@ -8,12 +8,10 @@ another, each with the weights, records and gradients it has alone.
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -235,13 +233,14 @@ def _same_results(stack: Stack, probes: Sequence[Tensor]) -> bool:
 
 
 def _besides_tensors(stack: Stack) -> tuple[object, ...]:
-    """What a forward may change besides parameters and buffers: attributes of modules, and generators it draws from."""
+    """What a forward may change besides parameters and buffers: attributes of modules, and torch's generator.
+
+    Not Python's and NumPy's: other threads of whatever runs the process, a Dask worker say, draw from them meanwhile.
+    """
     own = vars(nn.Module()).keys()
     attributes = [
         (name, {key: value for key, value in vars(module).items() if key not in own})
         for model in (*stack.models, stack.joint)
         for name, module in model.named_modules()
     ]
-    numpys: Any = np.random.get_state()  # noqa: NPY002, what a stranger's forward may draw from
-    drawn = torch.random.get_rng_state().tolist(), random.getstate(), numpys[1].tolist(), numpys[2:]
-    return repr(attributes), *drawn
+    return repr(attributes), torch.random.get_rng_state().tolist()
