@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from shadow_pool.data.records import PoolData
 from shadow_pool.prepare import prepare_pool
 from shadow_pool.spec import merge
+from shadow_pool.store.files import file_sha256
 from shadow_pool.store.pool import Pool
 from shadow_pool.train.schedule import train_pool
 from shadow_pool.train.unit import Receipt
@@ -53,8 +54,8 @@ def train_here(pool: Pool, data: PoolData) -> list[Receipt]:
     return train_pool(pool, data, workers=1)
 
 
-def contents(folder: Path, *, names: tuple[str, ...] = ("weights.safetensors", "phi.parquet")) -> dict[str, bytes]:
-    """What DESIGN promises to be equal byte for byte, by path: tables, and of each model ``names``."""
+def contents(folder: Path, *, names: tuple[str, ...] = ("weights.safetensors", "phi.parquet")) -> dict[str, str]:
+    """sha256 of what DESIGN promises to be equal byte for byte, by path: tables, and of each model ``names``."""
     files = [folder / "membership.npy", folder / "records.parquet"]
     files += [path for name in names for path in folder.glob(f"arms/*/[0-9]*/{name}")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {str(path.relative_to(folder)): file_sha256(path) for path in files}
