@@ -290,7 +290,7 @@ def test_what_other_threads_draw_meanwhile_does_not_keep_a_stack_apart():
     stop = threading.Event()
 
     def draw():
-        while not stop.is_set():
+        while not stop.wait(0.001):
             random.random()
 
     thread = threading.Thread(target=draw)
