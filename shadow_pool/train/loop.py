@@ -108,8 +108,10 @@ def _stacked(
     if not may_stack(first.model, first.job.arm, first.job.recipe, first.job.device):
         return None
     asked = {training.job.index % STACK: training for training in trainings}
-    spare = [replace(first, model=copy.deepcopy(first.model), on_epoch=None) for _ in range(STACK)]
-    filled = [asked.get(place, spare[place]) for place in range(STACK)]
+    filled = [
+        asked[place] if place in asked else replace(first, model=copy.deepcopy(first.model), on_epoch=None)
+        for place in range(STACK)
+    ]
     shape = preprocess(torch.from_numpy(first.x[:2])).shape[1:]
     stack = Stack.of([training.model for training in filled], shape)
     return None if stack is None else (stack, filled)
