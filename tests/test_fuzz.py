@@ -355,7 +355,7 @@ def taken_or_refused(read: Callable[[Any], object], value: Any) -> None:
 
 @NOISY
 def test_mutated_files_are_read_or_refused_in_one_line(kinds: dict[str, Kind], tmp_path: Path) -> None:
-    assert 150 < read_all(kinds, tmp_path, 500, 0) < 500
+    assert 75 < read_all(kinds, tmp_path, 250, 0) < 250
 
 
 @NOISY
@@ -363,7 +363,7 @@ def test_commands_given_mutated_files_end_in_one_line(
     kinds: dict[str, Kind], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert 10 < run_all(kinds, tmp_path, capsys, 50, 0) < 50
+    assert 5 < run_all(kinds, tmp_path, capsys, 25, 0) < 25
 
 
 @pytest.mark.slow

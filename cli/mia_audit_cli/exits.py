@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -29,10 +30,7 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         except UserError as error:
             _fail(str(error))
         except KeyboardInterrupt:
-            print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr)
-            sys.stderr.flush()
-            # Without waiting for worker processes, which die with this one.
-            os._exit(130)
+            _leave()
         except BrokenPipeError:
             os._exit(0)
         except (OSError, MemoryError) as error:
@@ -46,6 +44,25 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         raise typer.Exit(status or 0)
 
     return run
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal that ends the command.
+
+    While something is imported, at once: libraries catch whatever their imports raise, KeyboardInterrupt too, and go
+    on with half a module.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _leave()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _leave() -> NoReturn:
+    print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr, flush=True)
+    # Without waiting for worker processes, which die with this one.
+    os._exit(130)
 
 
 def _named(error: BaseException) -> str:

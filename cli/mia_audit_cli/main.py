@@ -6,11 +6,12 @@ import atexit
 import gc
 import importlib.metadata
 import signal
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from mia_audit_cli import auditing, pools, studying, training
+from mia_audit_cli.exits import interrupt
 
 
 def _print_version(asked: bool) -> None:
@@ -46,13 +47,11 @@ def options(
 
 def main() -> None:
     """Run the command line; SIGTERM ends it as Ctrl-C does."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, interrupt)
     # A million objects come with torch and stay: looking among them for garbage, on the way in and again at the end,
     # takes most of a second.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     app()
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
