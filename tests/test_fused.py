@@ -86,7 +86,7 @@ def check_close(
 def test_values_gradients_and_statistics_are_torchs(size, relu, pool, summed, normalized, dtype, seed):
     n, blocks, height, width = size
     summed = summed and not pool
-    normalized = normalized or not (relu and pool)
+    normalized = normalized or not (relu and (pool or summed))
     assume(n * height * width > 1 and (not pool or min(height, width) > 1))
     generator = torch.Generator().manual_seed(seed)
     shape = (n, 8 * blocks, height, width)
@@ -186,6 +186,31 @@ def added_elsewhere(net: Net, x: Tensor) -> Tensor:
     return F.relu(a)
 
 
+def added_in_place(net: Net, x: Tensor) -> Tensor:
+    a = net.conv(x)
+    b = net.conv2(a)
+    b += a
+    return F.relu(b)
+
+
+def seen_after_the_sum(net: Net, x: Tensor) -> Tensor:
+    a = net.conv(x)
+    b = net.conv2(a)
+    b += a
+    return F.relu(b) + b
+
+
+def relu_of_a_keyword(net: Net, x: Tensor) -> Tensor:
+    return net.pool(F.relu(input=net.norm(net.conv(x))))
+
+
+def summand_written_to(net: Net, x: Tensor) -> Tensor:
+    a, b = net.conv(x), net.conv2(net.conv(x))
+    c = a + b
+    F.relu(b, True)
+    return F.relu(c) + b
+
+
 def seen_before(net: Net, x: Tensor) -> Tensor:
     y = net.norm(net.conv(x))
     return F.relu(y) + y
@@ -219,6 +244,11 @@ FORWARDS: dict[str, tuple[int, Callable[[Net, Tensor], Tensor]]] = {
     "pool, relu": (1, lambda net, x: torch.relu(F.max_pool2d(net.conv(x), kernel_size=2))),
     "two": (2, lambda net, x: net.norm2(net.conv2(net.pool(net.relu(net.norm(net.conv(x))))))),
     "sum": (2, added),
+    "sum, relu": (1, lambda net, x: net.relu((a := net.conv(x)) + net.conv2(a))),
+    "sum in place, relu": (1, added_in_place),
+    "sum in place seen after it": (0, seen_after_the_sum),
+    "summand written to": (0, summand_written_to),
+    "relu of a keyword": (1, relu_of_a_keyword),
     "norm, sum, pool": (1, lambda net, x: net.pool((a := net.conv(x)) + net.norm(a))),
     "norm, other pools": (1, lambda net, x: net.ceil(net.wide(net.relu(net.norm(net.conv(x)))))),
     "norm twice": (2, lambda net, x: net.norm2(net.norm(net.conv(x)))),

@@ -116,15 +116,19 @@ def _run_from(node: fx.Node, module: fx.GraphModule) -> _Run | None:
                 break
         nodes.append(following)
         kinds.append(kind)
-    if kinds[0] != "norm" and set(kinds) != {"relu", "pool"}:
+    x = nodes[0].args[0] if nodes[0].args else None
+    if not isinstance(x, fx.Node) or (kinds[0] != "norm" and {*kinds} not in ({"relu", "pool"}, {"sum", "relu"})):
         return None
-    x = nodes[0].args[0]
-    assert isinstance(x, fx.Node)
+    if kinds[0] == "sum":
+        other = _other_summand(node, x)
+        if other is None or (node.target in _SUMS_IN_PLACE and len(x.users) > 1):
+            return None
+    other = other if "sum" in kinds else None
     if any(_is_in_place(user, module) for source in (x, other) if source for user in source.users.keys() - {*nodes}):
         return None
     norm = module.get_submodule(str(node.target)) if kinds[0] == "norm" else None
     assert norm is None or isinstance(norm, nn.BatchNorm2d)
-    return _Run(nodes, Fused(norm, relu="relu" in kinds, pool="pool" in kinds), x, other if "sum" in kinds else None)
+    return _Run(nodes, Fused(norm, relu="relu" in kinds, pool="pool" in kinds), x, other)
 
 
 def _kind(node: fx.Node, module: fx.GraphModule) -> str | None:
@@ -189,6 +193,8 @@ def _is_in_place(node: fx.Node, module: fx.GraphModule) -> bool:
         return bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
     if node.target in _SUMS_IN_PLACE or node.kwargs.get("inplace", False):
         return True
+    if node.target is F.relu:
+        return node.args[1:] == (True,)
     return str(getattr(node.target, "__name__", node.target)).endswith("_")
 
 
@@ -196,7 +202,7 @@ def _is_in_place(node: fx.Node, module: fx.GraphModule) -> bool:
 
 
 class Fused(nn.Module):
-    """[2x2 max pooling of] [ReLU of] BatchNorm of ``x`` [+ ``other``], in train mode; or pooling and ReLU alone."""
+    """[2x2 max pooling of] [ReLU of] [BatchNorm of] ``x`` [+ ``other``], in train mode."""
 
     def __init__(self, norm: nn.BatchNorm2d | None, *, relu: bool, pool: bool) -> None:
         super().__init__()
@@ -241,12 +247,18 @@ def _is_last(x: Tensor) -> bool:
 class _Normalized(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, other: Tensor | None, gamma: Tensor, beta: Tensor, norm: nn.BatchNorm2d, relu: bool
+        ctx: Any,
+        x: Tensor,
+        other: Tensor | None,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        norm: nn.BatchNorm2d | None,
+        relu: bool,
     ) -> Tensor:
         z, kept = torch.empty_like(x), torch.empty(4, x.shape[1])
         kernels.call("forward", x, other, z, *kernels.rows(x), kernels.norm(norm), kept, relu)
         ctx.save_for_backward(x, z if relu and other is not None else None, kept)
-        ctx.summed, ctx.relu = other is not None, relu
+        ctx.summed, ctx.relu, ctx.normalized = other is not None, relu, norm is not None
         return z
 
     @staticmethod
@@ -254,6 +266,9 @@ class _Normalized(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, z, kept = ctx.saved_tensors
         gradient = gradient.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        if not ctx.normalized:
+            passed = torch.ops.aten.threshold_backward(gradient, z, 0)
+            return passed, passed, None, None, None, None
         to_x, sums = torch.empty_like(x), torch.empty(2, x.shape[1])
         to_other = torch.empty_like(x) if ctx.summed and ctx.relu else None
         kernels.call("backward", gradient, z, x, to_x, to_other, *kernels.rows(x), kept, ctx.relu, sums[0], sums[1])

@@ -129,9 +129,13 @@ static void sum_rows(Long M, Long C, double *first, double *second, Add add) {
     }
 }
 
-// The batch's statistics to `saved` and to the running ones.
+// The batch's statistics to `saved` and to the running ones; without a layer, what leaves x as it is.
 template <class T>
 static void normalize(const T *x, Long M, Long C, const Norm &norm, Saved saved) {
+    if (!norm.gamma) {
+        for (Long c = 0; c < C; c++) saved.scale[c] = 1, saved.shift[c] = 0;
+        return;
+    }
     double first[C], second[C];
     for (Long c = 0; c < C; c += LANES) store(saved.mean + c, load(x + c));
     // Around the first row: squares of values far from zero would lose their variance.
@@ -171,7 +175,7 @@ static void finish(Long M, Long C, Saved saved, const double *sums, float *gamma
     }
 }
 
-// z = [relu](BatchNorm(x) [+ other])
+// z = [relu]([BatchNorm](x) [+ other])
 template <class T>
 static void forward(const T *x, const T *other, T *z, Long M, Long C, Norm norm, float *kept, bool relu) {
     Saved saved(kept, C);
@@ -257,10 +261,7 @@ static void pool_forward(const T *x, T *z, T *largest, uint8_t *which, Squares s
                          bool relu) {
     Long C = squares.C;
     Saved saved(kept, C);
-    if (norm.gamma)
-        normalize(x, squares.N * squares.H * squares.W, C, norm, saved);
-    else
-        for (Long c = 0; c < C; c++) saved.shift[c] = 0, saved.scale[c] = 1;
+    normalize(x, squares.N * squares.H * squares.W, C, norm, saved);
     squares.each([&](Long c) {
         Floats scale = load(saved.scale + c), add = load(saved.shift + c);
         return [=](Corners corners, Long to) {
