@@ -18,15 +18,14 @@ from mia_audit.results import FPRS
 from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import model_input_shape, parse_normalize
 from shadow_pool.models.resolve import build_model
-from shadow_pool.models.stack import STACK
 from shadow_pool.prepare import PlannedPool
 from shadow_pool.queries import PLAIN, query_views
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import entry_path, weights_bytes
 from shadow_pool.train.job import TrainingJob
-from shadow_pool.train.loop import FIT_LIMIT, Training, common_steps, may_stack, train_side_by_side
+from shadow_pool.train.loop import FIT_LIMIT, Training, common_steps, train_side_by_side
 from shadow_pool.train.recipe import batch_bounds
-from shadow_pool.train.shadows import one_thread
+from shadow_pool.train.shadows import models_at_once, one_thread
 from shadow_pool.train.usertrain import train_by_user
 
 STEPS = 2
@@ -140,8 +139,7 @@ def _arm_cost(planned: PlannedPool, arm: str, models: int, device: str) -> ArmCo
     model = build_model(
         spec.arch, norm, classes=len(records.classes), input_shape=shape, seed=spec.seed, initial=planned.initial
     )
-    stacked = spec.train is None and may_stack(model, parse_arm(arm), spec.recipe, device)
-    side_by_side = STACK if stacked else 1
+    side_by_side = models_at_once(spec, arm, model, device)
     fixed, varying = _training_seconds(planned, arm, [copy.deepcopy(model) for _ in range(side_by_side)], device)
     views = query_views(spec.queries, records.x.shape[1:])
     x, label = records.x[: _count(planned)], records.label[: _count(planned)]

@@ -4,6 +4,7 @@ import json
 import pytest
 from pools import tiny_pool, train_here
 
+from shadow_pool.models import kernels
 from shadow_pool.store import drift
 from shadow_pool.store.drift import drift_warnings
 from shadow_pool.store.entry import read_info
@@ -34,6 +35,13 @@ def test_models_of_different_versions_are_named_with_their_counts(trained):
     assert "different torch" in text
     assert "2.0.1 (1 models)" in text
     assert "(3 models)" in text
+
+
+def test_models_with_and_without_compiled_kernels_are_told_apart(trained):
+    pretend(trained, 1, kernels="another")
+    (text,) = drift_warnings(trained, here=True)
+    assert "different kernels" in text
+    assert f"{kernels.made_by()} (3 models)" in text
 
 
 def test_another_processor_or_version_than_the_pools_is_named_when_computing_here(trained, monkeypatch):

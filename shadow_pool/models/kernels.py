@@ -32,10 +32,8 @@ def library() -> ctypes.CDLL | None:
     Kept under ``$XDG_CACHE_HOME/mia-audit``, by default ``~/.cache/mia-audit``, by the hash of source, compiler and
     processor; compiling takes two seconds.
     """
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
-        return None
     try:
+        compiler = _compiler()
         made = _folder() / f"kernels-{_key(compiler)}.so"
         with suppress(OSError):  # not there yet, or damaged
             return ctypes.CDLL(str(made))
@@ -50,6 +48,24 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def made_by() -> str:
+    """The compiler and its version; "none" without a library. A model trained by another has other last digits."""
+    return "none" if library() is None else _version(_compiler()).splitlines()[0]
+
+
+def _compiler() -> str:
+    for name in ("c++", "g++", "clang++"):
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise FileNotFoundError("no C++ compiler")
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_SECONDS, text=True).stdout
+
+
 def _folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(cache) / "mia-audit"
@@ -58,9 +74,8 @@ def _folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_SECONDS).stdout
-    parts = [SOURCE.read_bytes(), *map(str.encode, _FLAGS), version, _processor().encode()]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    parts = [SOURCE.read_text(encoding="utf-8"), *_FLAGS, _version(compiler), _processor()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -8,7 +8,7 @@ from shadow_pool.store.manifest import software_versions
 from shadow_pool.store.pool import Pool
 from shadow_pool.store.trust import MODEL_FIELDS, code_versions
 
-DECISIVE = ("machine", "torch", "numpy")
+DECISIVE = ("machine", "torch", "numpy", "kernels")
 """The entries of ``software`` that change a model's bits, besides the code that the spec names."""
 
 

@@ -15,6 +15,7 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.preprocess import parse_normalize
 from shadow_pool.models.resolve import build_model
 from shadow_pool.models.stack import STACK
+from shadow_pool.spec import PoolSpec
 from shadow_pool.store.pool import Pool
 from shadow_pool.store.trust import check_code
 from shadow_pool.train.job import TrainingJob, TrainingOutcome
@@ -23,13 +24,16 @@ from shadow_pool.train.usertrain import train_by_user
 
 
 def block_size(pool: Pool, arm: str, device: str) -> int:
-    """How many models of consecutive indices, from a multiple of it on, are best trained by one call.
+    """How many models of consecutive indices, from a multiple of it on, are best trained by one call."""
+    return models_at_once(pool.spec, arm, starting_model(pool, arm), device)
+
+
+def models_at_once(spec: PoolSpec, arm: str, model: nn.Module, device: str) -> int:
+    """How many models like this one of an arm are trained by one call.
 
     Small models train side by side (:func:`shadow_pool.train.loop.train_side_by_side`), others one by one.
     """
-    if pool.spec.train is not None:
-        return 1
-    return STACK if may_stack(starting_model(pool, arm), parse_arm(arm), pool.spec.recipe, device) else 1
+    return STACK if spec.train is None and may_stack(model, parse_arm(arm), spec.recipe, device) else 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from torch import nn
 
 from shadow_pool.arms import parse_arm
 from shadow_pool.errors import UserError
+from shadow_pool.models.kernels import made_by
 from shadow_pool.signals import compute_signals
 from shadow_pool.store.entry import EntryInfo, commit_entry, entry_lock, entry_path, workspace
 from shadow_pool.store.manifest import software_versions
@@ -123,7 +124,7 @@ def _train_and_commit(pool: Pool, units: Sequence[Unit], data: TrainingData) -> 
         started = time.perf_counter()
         info, entry = _judge(pool, unit, data, member, history, model, outcome)
         taken = round(seconds + time.perf_counter() - started, 3)
-        info = replace(info, seconds=taken, software=software_versions(device) | code)
+        info = replace(info, seconds=taken, software=software_versions(device) | code | {"kernels": made_by()})
         info = commit_entry(unit.entry, info, **entry)
         receipts[unit] = Receipt(unit, info.status, info.seconds, outcome.epochs * int(member.sum()))
     return receipts
