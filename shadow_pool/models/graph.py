@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,25 +88,6 @@ def trace(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> fx.Graph:
     defaults: dict[str, Any] = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     with seeds.torch_stream(0):  # the forward may draw
         return Tracer().trace(model, concrete_args=defaults or None)
-
-
-def has_hooks(layer: nn.Module) -> bool:
-    """Whether something else is called when the layer is."""
-    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks))
-
-
-def besides_tensors(models: Iterable[nn.Module]) -> tuple[object, ...]:
-    """What a forward may change besides parameters and buffers: attributes of modules, and torch's generator.
-
-    Not Python's and NumPy's: other threads of whatever runs the process, a Dask worker say, draw from them meanwhile.
-    """
-    own = vars(nn.Module()).keys()
-    attributes = [
-        (name, {key: value for key, value in vars(module).items() if key not in own})
-        for model in models
-        for name, module in model.named_modules()
-    ]
-    return repr(attributes), torch.random.get_rng_state().tolist()
 
 
 def _weighted_before(

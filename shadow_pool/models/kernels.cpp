@@ -109,24 +109,33 @@ static void each_row(Long M, Long C, Apply apply) {
     }
 }
 
-// Sums over rows of what add(c)(at, a, b) adds to two vectors.
-template <class Add>
-static void sum_rows(Long M, Long C, double *first, double *second, Add add) {
+// What add(c, start)(at, a, b) adds to two vectors over the rows of each block: take(c, start, stop, a, b).
+template <class Add, class Take>
+static void sum_blocks(Long M, Long C, Add add, Take take) {
     Long block = block_of(C);
-    for (Long c = 0; c < C; c++) first[c] = second[c] = 0;
     for (Long start = 0; start < M; start += block) {
         Long stop = start + block < M ? start + block : M;
         for (Long c = 0; c < C; c += LANES) {
-            auto of_channels = add(c);
+            auto of_channels = add(c, start);
             Floats a[4] = {}, b[4] = {};  // four sums at a time: one alone waits for itself
             Long row = start;
             for (; row + 3 < stop; row += 4)
                 for (Long k = 0; k < 4; k++) of_channels((row + k) * C + c, a[k], b[k]);
             for (; row < stop; row++) of_channels(row * C + c, a[0], b[0]);
-            Floats sum = (a[0] + a[1]) + (a[2] + a[3]), other = (b[0] + b[1]) + (b[2] + b[3]);
-            for (Long k = 0; k < LANES; k++) first[c + k] += sum[k], second[c + k] += other[k];
+            take(c, start, stop, (a[0] + a[1]) + (a[2] + a[3]), (b[0] + b[1]) + (b[2] + b[3]));
         }
     }
+}
+
+// The two sums over all rows.
+template <class Add>
+static void sum_rows(Long M, Long C, double *first, double *second, Add add) {
+    for (Long c = 0; c < C; c++) first[c] = second[c] = 0;
+    sum_blocks(
+        M, C, [&](Long c, Long) { return add(c); },
+        [&](Long c, Long, Long, Floats a, Floats b) {
+            for (Long k = 0; k < LANES; k++) first[c + k] += a[k], second[c + k] += b[k];
+        });
 }
 
 // The batch's statistics to `saved` and to the running ones; without a layer, what leaves x as it is.
@@ -136,20 +145,32 @@ static void normalize(const T *x, Long M, Long C, const Norm &norm, Saved saved)
         for (Long c = 0; c < C; c++) saved.scale[c] = 1, saved.shift[c] = 0;
         return;
     }
-    double first[C], second[C];
-    for (Long c = 0; c < C; c += LANES) store(saved.mean + c, load(x + c));
-    // Around the first row: squares of values far from zero would lose their variance.
-    sum_rows(M, C, first, second, [=](Long c) {
-        Floats center = load(saved.mean + c);
-        return [=](Long at, Floats &a, Floats &b) {
-            Floats d = load(x + at) - center;
-            a += d;
-            b += d * d;
-        };
-    });
+    double means[C], squares[C];
+    // Squares around a block's first row, then blocks joined (Chan, Golub and LeVeque 1983, equation 1.5): around one
+    // point for all, a channel that is constant but for that point would lose its variance.
+    sum_blocks(
+        M, C,
+        [=](Long c, Long start) {
+            Floats center = load(x + start * C + c);
+            return [=](Long at, Floats &a, Floats &b) {
+                Floats d = load(x + at) - center;
+                a += d;
+                b += d * d;
+            };
+        },
+        [&](Long c, Long start, Long stop, Floats a, Floats b) {
+            double rows = stop - start, share = rows / stop;
+            Floats center = load(x + start * C + c);
+            for (Long k = 0; k < LANES; k++) {
+                double offset = a[k] / rows, mean = center[k] + offset, own = b[k] - offset * a[k];
+                if (start == 0) means[c + k] = squares[c + k] = 0;
+                double ahead = mean - means[c + k];
+                means[c + k] += ahead * share;
+                squares[c + k] += own + ahead * ahead * start * share;
+            }
+        });
     for (Long c = 0; c < C; c++) {
-        double offset = first[c] / M, var = second[c] / M - offset * offset, mean = saved.mean[c] + offset;
-        var = var < 0 ? 0 : var;
+        double mean = means[c], var = squares[c] < 0 ? 0 : squares[c] / M;
         double inverse = 1 / sqrt(var + norm.eps);
         saved.mean[c] = mean;
         saved.inverse[c] = inverse;
@@ -175,9 +196,9 @@ static void finish(Long M, Long C, Saved saved, const double *sums, float *gamma
     }
 }
 
-// z = [relu]([BatchNorm](x) [+ other])
+// z = relu([BatchNorm](x) [+ other])
 template <class T>
-static void forward(const T *x, const T *other, T *z, Long M, Long C, Norm norm, float *kept, bool relu) {
+static void forward(const T *x, const T *other, T *z, Long M, Long C, Norm norm, float *kept) {
     Saved saved(kept, C);
     normalize(x, M, C, norm, saved);
     each_row(M, C, [&](Long c) {
@@ -185,15 +206,15 @@ static void forward(const T *x, const T *other, T *z, Long M, Long C, Norm norm,
         return [=](Long at) {
             Floats y = load(x + at) * scale + add;
             if (other) y += load(other + at);
-            store(z + at, relu ? positive(y) : y);
+            store(z + at, positive(y));
         };
     });
 }
 
-// z: the forward's, null where ReLU's zeros show from x or there is none; other: where its gradient goes, or null
+// z: the forward's, null where ReLU's zeros show from x; other: where its gradient goes, or null
 template <class T>
 static void backward(const T *gradient, const T *z, const T *x, T *to_x, T *other, Long M, Long C, float *kept,
-                     bool relu, float *gamma, float *beta) {
+                     float *gamma, float *beta) {
     Saved saved(kept, C);
     float shift[C], slope[C];
     double sums[2 * C];
@@ -201,7 +222,6 @@ static void backward(const T *gradient, const T *z, const T *x, T *to_x, T *othe
         Floats scale = load(saved.scale + c), add = load(saved.shift + c);
         return [=](Long at) {
             Floats g = load(gradient + at);
-            if (!relu) return g;
             return zero_unless(~((z ? load(z + at) : load(x + at) * scale + add) <= 0), g);
         };
     };
@@ -255,10 +275,9 @@ struct Squares {  // of 2x2 pixels in N maps of H rows and W columns; what is le
     }
 };
 
-// z = [relu](largest of each square of BatchNorm(x)); largest: the x that is it; which: where it was, OFF for none
+// z = relu(largest of each square of [BatchNorm](x)); largest: the x that is it; which: where it was, OFF for none
 template <class T>
-static void pool_forward(const T *x, T *z, T *largest, uint8_t *which, Squares squares, Norm norm, float *kept,
-                         bool relu) {
+static void pool_forward(const T *x, T *z, T *largest, uint8_t *which, Squares squares, Norm norm, float *kept) {
     Long C = squares.C;
     Saved saved(kept, C);
     normalize(x, squares.N * squares.H * squares.W, C, norm, saved);
@@ -274,7 +293,7 @@ static void pool_forward(const T *x, T *z, T *largest, uint8_t *which, Squares s
                 best = where(better, value, best);
                 from = where(better, k, from);
             }
-            Ints off = relu ? Ints(y <= 0) : Ints{};
+            Ints off = y <= 0;
             store(z + to, zero_unless(~off, y));
             store(largest + to, best);
             store(which + to, where(off, OFF, from));
@@ -319,16 +338,15 @@ static void pool_backward(const T *gradient, const T *x, const T *largest, const
 }
 
 #define OF_TYPE(T)                                                                                                     \
-    void forward_##T(const T *x, const T *other, T *z, Long M, Long C, Norm *norm, float *kept, int relu) {            \
-        forward(x, other, z, M, C, *norm, kept, relu);                                                                 \
+    void forward_##T(const T *x, const T *other, T *z, Long M, Long C, Norm *norm, float *kept) {                      \
+        forward(x, other, z, M, C, *norm, kept);                                                                       \
     }                                                                                                                  \
     void backward_##T(const T *gradient, const T *z, const T *x, T *to_x, T *other, Long M, Long C, float *kept,       \
-                      int relu, float *gamma, float *beta) {                                                           \
-        backward(gradient, z, x, to_x, other, M, C, kept, relu, gamma, beta);                                          \
+                      float *gamma, float *beta) {                                                                     \
+        backward(gradient, z, x, to_x, other, M, C, kept, gamma, beta);                                                \
     }                                                                                                                  \
-    void pool_forward_##T(const T *x, T *z, T *largest, uint8_t *which, Squares *squares, Norm *norm, float *kept,     \
-                          int relu) {                                                                                  \
-        pool_forward(x, z, largest, which, *squares, *norm, kept, relu);                                               \
+    void pool_forward_##T(const T *x, T *z, T *largest, uint8_t *which, Squares *squares, Norm *norm, float *kept) {   \
+        pool_forward(x, z, largest, which, *squares, *norm, kept);                                                     \
     }                                                                                                                  \
     void pool_backward_##T(const T *gradient, const T *x, const T *largest, const uint8_t *which, T *to_x,             \
                            Squares *squares, float *kept, int normalized, float *gamma, float *beta) {                 \

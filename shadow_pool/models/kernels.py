@@ -10,7 +10,6 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ _FLAGS = ["-std=c++14", "-O3", "-march=native", "-fno-exceptions", "-fno-rtti", 
 _SECONDS = 120
 LANES = 8
 """Channels must be a multiple of it."""
+MOST_CHANNELS = 8192
+"""They have a few numbers a channel on the stack."""
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
 
@@ -29,28 +30,27 @@ DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 def library() -> ctypes.CDLL | None:
     """The compiled kernels; None where there is no compiler or it fails, and torch's own operations must do.
 
-    Kept under ``$XDG_CACHE_HOME/mia-audit``, by default ``~/.cache/mia-audit``, by the hash of source, compiler and
-    processor; compiling takes two seconds.
+    Kept under ``$XDG_CACHE_HOME/mia-audit``, by default ``~/.cache/mia-audit``, by the hashes of what it is made from
+    and of itself; compiling takes two seconds.
     """
     try:
         compiler = _compiler()
-        made = _folder() / f"kernels-{_key(compiler)}.so"
-        with suppress(OSError):  # not there yet, or damaged
-            return ctypes.CDLL(str(made))
-        with tempfile.TemporaryDirectory(dir=made.parent) as folder:
-            own = Path(folder) / made.name
-            command = [compiler, *_FLAGS, "-o", str(own), str(SOURCE)]
+        folder, key = _folder(), _key(compiler)
+        for made in folder.glob(f"kernels-{key}-*.so"):
+            if made.stem.endswith(_hash(made.read_bytes())):  # a damaged one would end the process
+                return ctypes.CDLL(str(made))
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            new = Path(own) / "kernels.so"
+            command = [compiler, *_FLAGS, "-o", str(new), str(SOURCE)]
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-            loaded = ctypes.CDLL(str(own))
-            own.replace(made)
-            return loaded
-    except (OSError, subprocess.SubprocessError):
+            return ctypes.CDLL(str(new.rename(folder / f"kernels-{key}-{_hash(new.read_bytes())}.so")))
+    except Exception:  # whatever a strange machine has in the place of a compiler or a home
         return None
 
 
 def made_by() -> str:
     """The compiler and its version; "none" without a library. A model trained by another has other last digits."""
-    return "none" if library() is None else _version(_compiler()).splitlines()[0]
+    return "none" if library() is None else next(iter(_version(_compiler()).splitlines()), "unknown")
 
 
 def _compiler() -> str:
@@ -63,7 +63,8 @@ def _compiler() -> str:
 
 @functools.cache
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_SECONDS, text=True).stdout
+    told = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_SECONDS).stdout
+    return told.decode("utf-8", errors="replace")
 
 
 def _folder() -> Path:
@@ -75,7 +76,11 @@ def _folder() -> Path:
 
 def _key(compiler: str) -> str:
     parts = [SOURCE.read_text(encoding="utf-8"), *_FLAGS, _version(compiler), _processor()]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return _hash("\0".join(parts).encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _processor() -> str:

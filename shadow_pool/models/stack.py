@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shadow_pool import seeds
-from shadow_pool.models.fused import fuse
-from shadow_pool.models.graph import besides_tensors, has_hooks, trace
+from shadow_pool.models.graph import trace
 from shadow_pool.models.norms import Affine, Shift
 from shadow_pool.models.outputs import logits_of
 
@@ -50,12 +49,11 @@ class Stack:
     """``models`` and ``joint``, the one module that computes all of them; of a single model, itself.
 
     In ``joint`` every parameter and running statistic is the models' own, one after another along the first dimension,
-    and the models' are views of it: they can be run and asked at any time. ``run`` does in train mode what ``joint``
-    does, faster (:mod:`shadow_pool.models.fused`).
+    and the models' are views of it: they can be run and asked at any time.
     """
 
-    def __init__(self, models: Sequence[nn.Module], joint: nn.Module, run: nn.Module) -> None:
-        self.models, self.joint, self.run = models, joint, run
+    def __init__(self, models: Sequence[nn.Module], joint: nn.Module) -> None:
+        self.models, self.joint = models, joint
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], input_shape: Sequence[int]) -> Stack | None:
@@ -72,9 +70,7 @@ class Stack:
             return None
         joint = _joined(models)
         assert joint is not None
-        probe = torch.zeros(2, len(models) * input_shape[0], *input_shape[1:])
-        probe = probe.to(next(joint.parameters()).dtype).normal_(generator=torch.Generator().manual_seed(0))
-        stack = cls(models, joint, fuse(joint, _last(probe)))
+        stack = cls(models, joint)
         own = [_blocks(model) for model in models]
         for name, whole in _blocks(joint).items():
             for blocks, part in zip(own, whole.data.chunk(len(models)), strict=True):
@@ -83,11 +79,12 @@ class Stack:
 
     def logits(self, inputs: Sequence[Tensor], *, jointly: bool = True) -> list[Tensor]:
         """The logits [N, C] of each model for its own inputs [N, ...]; batches of unequal sizes are not run jointly."""
-        if len(inputs) == 1:
-            return [logits_of(self.run(inputs[0]))]
-        if not jointly:
+        if not jointly or len(inputs) == 1:
             return [logits_of(model(x)) for model, x in zip(self.models, inputs, strict=True)]
-        return list(logits_of(self.run(_last(torch.cat(list(inputs), dim=1)))).chunk(len(inputs), dim=1))
+        x = torch.cat(list(inputs), dim=1)
+        if x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        return list(logits_of(self.joint(x)).chunk(len(inputs), dim=1))
 
     def gather_gradients(self) -> None:
         """Hand gradients of the models, where they were run one by one, to ``joint``."""
@@ -120,11 +117,6 @@ class Stack:
 _STEPS = "num_batches_tracked"
 
 
-def _last(x: Tensor) -> Tensor:
-    """Images in channels-last order, other inputs as they are."""
-    return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-
 class _Linears(nn.Module):
     """Linear layers of ``models`` models on their features [N, models x D], one model's after another's."""
 
@@ -135,13 +127,13 @@ class _Linears(nn.Module):
         self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().repeat(models))
 
     def forward(self, x: Tensor) -> Tensor:
-        own = x.view(x.shape[0], self.models, -1).transpose(0, 1)
+        own = x.view(len(x), self.models, -1).transpose(0, 1)
         weight = self.weight.view(self.models, -1, self.weight.shape[1]).transpose(1, 2)
         if self.bias is None:
             y = torch.bmm(own, weight)
         else:
             y = torch.baddbmm(self.bias.view(self.models, 1, -1), own, weight)
-        return y.transpose(0, 1).reshape(x.shape[0], -1)
+        return y.transpose(0, 1).reshape(len(x), -1)
 
 
 def _joined(models: Sequence[nn.Module]) -> nn.Module | None:
@@ -152,7 +144,7 @@ def _joined(models: Sequence[nn.Module]) -> nn.Module | None:
         return None  # tied weights
     for name, layer in list(joint.named_modules()):
         held = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if has_hooks(layer):
+        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
             return None
         if held:
             wide = _layer(layer, len(models))
@@ -212,10 +204,10 @@ def _agrees(models: list[nn.Module], input_shape: Sequence[int]) -> bool:
             joint = _joined(models)
             if joint is None:
                 return False
-            stack = Stack(models, joint, joint)
-            before = besides_tensors([*stack.models, stack.joint])
+            stack = Stack(models, joint)
+            before = _besides_tensors(stack)
             same = all(_same_results(stack, list(scale * probes)) for scale in _SCALES)
-            return same and besides_tensors([*stack.models, stack.joint]) == before
+            return same and _besides_tensors(stack) == before
     except Exception:  # a stranger's forward may raise anything where its layers are others
         return False
 
@@ -238,3 +230,17 @@ def _same_results(stack: Stack, probes: Sequence[Tensor]) -> bool:
         a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-6 * float(a.abs().max()) + 1e-12)
         for a, b in zip(alone, together, strict=True)
     )
+
+
+def _besides_tensors(stack: Stack) -> tuple[object, ...]:
+    """What a forward may change besides parameters and buffers: attributes of modules, and torch's generator.
+
+    Not Python's and NumPy's: other threads of whatever runs the process, a Dask worker say, draw from them meanwhile.
+    """
+    own = vars(nn.Module()).keys()
+    attributes = [
+        (name, {key: value for key, value in vars(module).items() if key not in own})
+        for model in (*stack.models, stack.joint)
+        for name, module in model.named_modules()
+    ]
+    return repr(attributes), torch.random.get_rng_state().tolist()

@@ -2,7 +2,8 @@
 
 Other arms are made from these by :func:`shadow_pool.models.norms.to_norm`, the way they are made from a
 stranger's module, so that shared layers start from the same weights in every arm. A layer followed by
-BatchNorm has no bias of its own; the conversion to ``none`` gives it one.
+BatchNorm has no bias of its own; the conversion to ``none`` gives it one. Forwards are written twice where
+:func:`shadow_pool.models.fused.activate` is called: TorchScript passes no modules to functions.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from shadow_pool.errors import UserError
+from shadow_pool.models.fused import activate
 from shadow_pool.models.pooling import halve
 
 Shape = tuple[int, ...]
@@ -69,9 +71,10 @@ class LeNet(nn.Module):
         self.head = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        # ReLU commutes with max pooling and is cheaper on the pooled map.
-        x = F.relu(halve(self.norm1(self.conv1(x))))
-        x = F.relu(halve(self.norm2(self.conv2(x))))
+        x = self.conv1(x)
+        x = F.relu(halve(self.norm1(x))) if torch.jit.is_scripting() else activate(self.norm1, x, pool=True)
+        x = self.conv2(x)
+        x = F.relu(halve(self.norm2(x))) if torch.jit.is_scripting() else activate(self.norm2, x, pool=True)
         x = F.relu(self.norm3(self.linear1(x.flatten(1))))
         x = F.relu(self.norm4(self.linear2(x)))
         return self.head(x)
@@ -111,8 +114,11 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(out + self.shortcut(x))
+        out = self.conv1(x)
+        out = self.conv2(F.relu(self.norm1(out)) if torch.jit.is_scripting() else activate(self.norm1, out))
+        if torch.jit.is_scripting():
+            return F.relu(self.norm2(out) + self.shortcut(x))
+        return activate(self.norm2, out, other=self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -139,7 +145,8 @@ class ResNet(nn.Module):
         _he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(F.relu(self.norm(self.conv(x))))
+        x = self.conv(x)
+        x = self.blocks(F.relu(self.norm(x)) if torch.jit.is_scripting() else activate(self.norm, x))
         return self.head(x.mean((2, 3)))
 
 
@@ -158,7 +165,8 @@ class DenseLayer(nn.Module):
         self.conv = nn.Conv2d(channels, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.conv(self.reduce(F.relu(self.norm1(x))))], 1)
+        active = F.relu(self.norm1(x)) if torch.jit.is_scripting() else activate(self.norm1, x)
+        return torch.cat([x, self.conv(self.reduce(active))], 1)
 
 
 class Transition(nn.Module):
@@ -170,7 +178,8 @@ class Transition(nn.Module):
         self.conv = nn.Conv2d(channels, width, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.avg_pool2d(self.conv(F.relu(self.norm(x))), 2)
+        x = F.relu(self.norm(x)) if torch.jit.is_scripting() else activate(self.norm, x)
+        return F.avg_pool2d(self.conv(x), 2)
 
 
 class DenseNet(nn.Module):
@@ -206,7 +215,8 @@ class DenseNet(nn.Module):
         _he_init(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.blocks(self.conv(x))))
+        x = self.blocks(self.conv(x))
+        x = F.relu(self.norm(x)) if torch.jit.is_scripting() else activate(self.norm, x)
         return self.head(x.mean((2, 3)))
 
 
