@@ -1,7 +1,7 @@
 // BatchNorm, sum, ReLU and 2x2 max pooling of a training step in as few passes over memory as their definition allows.
 //
-// Tensors are rows of C channels, a multiple of 8, float32 or bf16; sums over a batch are in float32 for up to 64 rows
-// and in double beyond. NaN goes through, as in torch.
+// Tensors are rows of C channels, a multiple of 8, float32 or bf16; sums over a batch are in float32 within
+// blocks of up to 64 rows and in double beyond. NaN goes through, as in torch.
 
 #include <cmath>
 #include <cstdint>
@@ -87,9 +87,9 @@ struct Saved {
     Saved(float *kept, Long C) : mean(kept), inverse(kept + C), scale(kept + 2 * C), shift(kept + 3 * C) {}
 };
 
-struct Norm {
+struct Norm {  // a layer; its pointers are null where there is none
     const float *gamma, *beta;
-    float *running_mean, *running_var;  // null where none are kept
+    float *running_mean, *running_var;
     double momentum, eps;
 };
 
@@ -146,8 +146,8 @@ static void normalize(const T *x, Long M, Long C, const Norm &norm, Saved saved)
         return;
     }
     double means[C], squares[C];
-    // Squares around a block's first row, then blocks joined (Chan, Golub and LeVeque 1983, equation 1.5): around one
-    // point for all, a channel that is constant but for that point would lose its variance.
+    // Squares around a block's first row, then blocks joined by the pairwise formula of Chan, Golub and LeVeque (1983):
+    // around one point for all, a channel that is constant but for that point would lose its variance.
     sum_blocks(
         M, C,
         [=](Long c, Long start) {
@@ -176,10 +176,8 @@ static void normalize(const T *x, Long M, Long C, const Norm &norm, Saved saved)
         saved.inverse[c] = inverse;
         saved.scale[c] = norm.gamma[c] * inverse;
         saved.shift[c] = norm.beta[c] - norm.gamma[c] * inverse * mean;
-        if (norm.running_mean) {
-            norm.running_mean[c] += norm.momentum * (mean - norm.running_mean[c]);
-            norm.running_var[c] += norm.momentum * (var * M / (M - 1) - norm.running_var[c]);
-        }
+        norm.running_mean[c] += norm.momentum * (mean - norm.running_mean[c]);
+        norm.running_var[c] += norm.momentum * (var * M / (M - 1) - norm.running_var[c]);
     }
 }
 

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,8 @@ def norm(layer: nn.BatchNorm2d | None) -> _Norm:
     """What the kernels need to know of a layer."""
     if layer is None:
         return _Norm()
-    held = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
-    return _Norm(*(None if t is None else t.data_ptr() for t in held), layer.momentum, layer.eps)
+    held = map(layer.get_parameter, ("weight", "bias")), map(layer.get_buffer, ("running_mean", "running_var"))
+    return _Norm(*(tensor.data_ptr() for tensor in chain(*held)), layer.momentum, layer.eps)
 
 
 def squares(x: Tensor) -> _Squares:
