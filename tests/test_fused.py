@@ -19,7 +19,7 @@ from shadow_pool.models import kernels
 from shadow_pool.models.fused import _fits, activate, fusing
 from shadow_pool.models.resolve import build_model
 
-compiled = pytest.mark.skipif(kernels.library() is None, reason="no C++ compiler here")
+compiled = pytest.mark.skipif(kernels.loaded() is None, reason="no C++ compiler here")
 LAST = torch.channels_last
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -310,45 +310,45 @@ def test_the_zoo_trains_by_it_as_by_torch(arch, count, arm, monkeypatch):
 
 
 @pytest.fixture
-def library_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Whether a process that starts with this cache and PATH has a library."""
+def loads_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    """Whether a process that starts with this cache and PATH loads kernels."""
 
     def find(cache: Path, *path: object) -> bool:
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         if path:
             monkeypatch.setenv("PATH", ":".join(map(str, path)))
-        return kernels.library.__wrapped__() is not None
+        return kernels.loaded.__wrapped__() is not None
 
     return find
 
 
 @compiled
-def test_it_is_compiled_once_and_again_where_the_file_is_damaged(tmp_path, library_in):
-    assert library_in(tmp_path)
+def test_it_is_compiled_once_and_again_where_the_file_is_damaged(tmp_path, loads_in):
+    assert loads_in(tmp_path)
     (made,) = (tmp_path / "mia-audit").iterdir()
     first, content = made.stat().st_mtime_ns, made.read_bytes()
-    assert library_in(tmp_path)
+    assert loads_in(tmp_path)
     assert made.stat().st_mtime_ns == first
     for damaged in (b"", b"not a library", content[: len(content) // 2]):
         made.unlink()
         made.write_bytes(damaged)
-        assert library_in(tmp_path)
+        assert loads_in(tmp_path)
         assert [path.read_bytes() for path in made.parent.iterdir()] == [content]
 
 
-def test_without_a_compiler_or_a_place_for_the_result_torch_does_it_all(tmp_path, library_in, monkeypatch):
+def test_without_a_compiler_or_a_place_for_the_result_torch_does_it_all(tmp_path, loads_in, monkeypatch):
     (tmp_path / "file").write_text("")
-    assert not library_in(tmp_path / "file")
+    assert not loads_in(tmp_path / "file")
     broken = tmp_path / "c++"
     broken.write_text('#!/bin/sh\necho version\n[ "$1" = --version ]\n')
     broken.chmod(0o755)
-    assert not library_in(tmp_path / "broken", tmp_path, "/usr/bin", "/bin")
+    assert not loads_in(tmp_path / "broken", tmp_path, "/usr/bin", "/bin")
     broken.write_bytes(b"#!/bin/sh\nprintf '\\351'\n")
-    assert not library_in(tmp_path / "strange", tmp_path, "/usr/bin", "/bin")
-    assert not library_in(tmp_path / "none", tmp_path / "no compiler")
+    assert not loads_in(tmp_path / "strange", tmp_path, "/usr/bin", "/bin")
+    assert not loads_in(tmp_path / "none", tmp_path / "no compiler")
     monkeypatch.setattr(Path, "home", lambda: 1 / 0)
-    assert not library_in("")
-    monkeypatch.setattr(kernels, "library", lambda: None)
+    assert not loads_in("")
+    monkeypatch.setattr(kernels, "loaded", lambda: None)
     norm, x = fresh()
     own = copy.deepcopy(norm)
     with fusing():

@@ -30,7 +30,7 @@ def fusing() -> Iterator[None]:
     """Let :func:`activate` fuse in this thread: for the forward of a training step, of which nobody asks more than
     first gradients."""
     before = _is_fusing()
-    _state.fusing = kernels.library() is not None
+    _state.fusing = kernels.loaded() is not None
     try:
         yield
     finally:

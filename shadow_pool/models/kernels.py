@@ -28,7 +28,7 @@ DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
+def loaded() -> ctypes.CDLL | None:
     """The compiled kernels; None where there is no compiler or it fails, and torch's own operations must do.
 
     Kept under ``$XDG_CACHE_HOME/mia-audit``, by default ``~/.cache/mia-audit``, by the hashes of what it is made from
@@ -50,8 +50,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def made_by() -> str:
-    """The compiler and its version; "none" without a library. A model trained by another has other last digits."""
-    return "none" if library() is None else next(iter(_version(_compiler()).splitlines()), "unknown")
+    """The compiler and its version, or "none". A model trained by another has other last digits."""
+    return "none" if loaded() is None else next(iter(_version(_compiler()).splitlines()), "unknown")
 
 
 def _compiler() -> str:
@@ -126,9 +126,9 @@ def rows(x: Tensor) -> tuple[int, int]:
 
 def call(kernel: str, x: Tensor, *arguments: Any) -> None:
     """Run a kernel of kernels.cpp of ``x``'s type; tensors are passed as they lie in memory."""
-    loaded = library()
-    assert loaded is not None
-    getattr(loaded, f"{kernel}_{DTYPES[x.dtype]}")(*map(_passed, (x, *arguments)))
+    kernels = loaded()
+    assert kernels is not None
+    getattr(kernels, f"{kernel}_{DTYPES[x.dtype]}")(*map(_passed, (x, *arguments)))
 
 
 def _passed(argument: Any) -> Any:
