@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from shadow_pool import processor
 from shadow_pool.errors import UserError
 from shadow_pool.models.resolve import build_model
 from shadow_pool.models.stack import is_wide
-from shadow_pool.train import precision
 from shadow_pool.train.precision import check_device, settle_precision
 
 
@@ -19,7 +19,7 @@ def test_auto_is_bf16_where_processor_and_model_gain(arch, wide, flags, tmp_path
     path = tmp_path / "cpuinfo"
     if flags is not None:
         path.write_text(flags)
-    monkeypatch.setattr(precision, "CPU_FLAGS", path)
+    monkeypatch.setattr(processor, "CPUINFO", path)
     gains = wide and flags is not None and "bf16" in flags
     assert settle_precision("auto", "cpu", model) == ("bf16" if gains else "fp32")
     assert settle_precision("bf16", "cpu", model) == "bf16"

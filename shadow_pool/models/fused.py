@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shadow_pool.models import kernels
+from shadow_pool.models.graph import has_hooks
 from shadow_pool.models.pooling import halve
 
 fx.wrap("halve")  # its choice by the tensor's order cannot be traced
@@ -93,7 +94,7 @@ def _is_plain(norm: nn.Module) -> bool:
         and norm.momentum is not None
         and norm.num_batches_tracked is not None
         and all(t is not None and t.dtype == torch.float32 and t.is_contiguous() for t in held)
-        and not any((norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks))
+        and not has_hooks(norm)
         and "forward" not in vars(norm)
     )
 

@@ -90,6 +90,11 @@ def trace(model: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> fx.Graph:
         return Tracer().trace(model, concrete_args=defaults or None)
 
 
+def has_hooks(layer: nn.Module) -> bool:
+    """Whether something else is called when the layer is, forward or backward."""
+    return any((layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks))
+
+
 def _weighted_before(
     node: fx.Node, layers: dict[fx.Node, nn.Module], is_norm: Callable[[nn.Module], bool] | None
 ) -> fx.Node | None:

@@ -10,12 +10,13 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from shadow_pool.processor import cpuinfo
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 _FLAGS = ["-std=c++14", "-O3", "-march=native", "-fno-exceptions", "-fno-rtti", "-shared", "-fPIC"]
@@ -85,11 +86,7 @@ def _hash(content: bytes) -> str:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    told = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+    told = [line for line in cpuinfo().splitlines() if line.startswith(("model name", "flags", "Features"))]
     return "\n".join([platform.machine(), platform.processor(), *sorted(set(told))])
 
 
@@ -109,8 +106,8 @@ def norm(layer: nn.BatchNorm2d | None) -> _Norm:
     """What the kernels need to know of a layer."""
     if layer is None:
         return _Norm()
-    held = map(layer.get_parameter, ("weight", "bias")), map(layer.get_buffer, ("running_mean", "running_var"))
-    return _Norm(*(tensor.data_ptr() for tensor in chain(*held)), layer.momentum, layer.eps)
+    held = [layer.weight, layer.bias, *map(layer.get_buffer, ("running_mean", "running_var"))]
+    return _Norm(*(tensor.data_ptr() for tensor in held), layer.momentum, layer.eps)
 
 
 def squares(x: Tensor) -> _Squares:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shadow_pool import seeds
-from shadow_pool.models.graph import trace
+from shadow_pool.models.graph import has_hooks, trace
 from shadow_pool.models.norms import Affine, Shift
 from shadow_pool.models.outputs import logits_of
 
@@ -144,7 +144,7 @@ def _joined(models: Sequence[nn.Module]) -> nn.Module | None:
         return None  # tied weights
     for name, layer in list(joint.named_modules()):
         held = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        if has_hooks(layer):
             return None
         if held:
             wide = _layer(layer, len(models))

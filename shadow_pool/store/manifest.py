@@ -18,6 +18,7 @@ from pathlib import Path
 
 from shadow_pool.errors import UserError
 from shadow_pool.plain import build, short
+from shadow_pool.processor import cpuinfo
 from shadow_pool.queries import PLAIN, View
 from shadow_pool.spec import PoolSpec, to_dict
 from shadow_pool.store.files import read_sealed, write_sealed
@@ -102,9 +103,5 @@ def _processor(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    names = [line.split(":", 1)[1].strip() for line in cpuinfo().splitlines() if line.startswith("model name")]
     return f"{platform.machine()} {names[0] if names else platform.processor()}".strip()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from shadow_pool.errors import UserError
 from shadow_pool.models.stack import is_wide
-
-CPU_FLAGS = Path("/proc/cpuinfo")
+from shadow_pool.processor import cpuinfo
 
 
 def check_device(device: str) -> None:
@@ -41,8 +39,5 @@ def settle_precision(precision: str, device: str, model: nn.Module) -> str:
         return "bf16" if known else "fp32"
     if not is_wide(model):
         return "fp32"
-    try:
-        flags = CPU_FLAGS.read_text(encoding="utf-8")
-    except OSError:
-        return "fp32"
+    flags = cpuinfo()
     return "bf16" if "avx512_bf16" in flags or "amx_bf16" in flags else "fp32"
