@@ -62,8 +62,13 @@ def pool_data(pool: Pool) -> PoolData:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
-    """Run a command in this process, in an empty folder: (exit status, standard output, standard error)."""
+    """Run a command in this process, in an empty folder: (exit status, standard output, standard error).
+
+    Workers start where they have work, and outlive the command.
+    """
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shadow_pool.train.workers.start_workers", lambda workers: None)
+    monkeypatch.setattr("mia_audit_cli.main.leave", sys.exit)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def call(*arguments: object) -> tuple[int, str, str]:

@@ -98,6 +98,19 @@ def workers_of(parent: int) -> list[int]:
     return found
 
 
+def in_session(session: int) -> list[int]:
+    """Process ids of those that run in a session, zombies aside."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, its = path.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if state != "Z" and int(its) == session:
+            found.append(int(path.parent.name))
+    return found
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from pools import tiny_pool, train_here, write_digits
-from processes import Child, alive, wait_until, workers_of
+from processes import Child, alive, in_session, wait_until, workers_of
 
 from mia_audit_cli.main import app
 from shadow_pool.prepare import pool_data
@@ -95,7 +95,45 @@ def test_ctrl_c_while_the_command_starts_is_no_traceback(tmp_path: Path) -> None
         os.killpg(command.pid, signal.SIGINT)
         status, _ = finish(command)
         assert status in (130, -signal.SIGINT)
+        assert wait_until(lambda: not in_session(command.pid), timeout=20)  # noqa: B023
     assert verify_pool(pool).sound
+
+
+def test_a_command_leaves_no_process_behind_whether_it_fails_early_or_ends_well(tmp_path: Path) -> None:
+    """Its workers start before it knows that there is work."""
+    pool, data = tiny_pool(tmp_path / "pool", {"n": 6, "arms": ["batch"], "recipe": {"epochs": 1}})
+    train_here(pool, data)
+    for options, expected in ((["--n", 5], 1), ([], 0)):
+        command = start("train-shadows", "--pool", pool.path, "--workers", 2, "--quiet", *options)
+        assert wait_until(lambda: len(workers_of(command.pid)) == 2)  # noqa: B023
+        status, lines = finish(command)
+        assert (status, len(lines)) == (expected, expected)
+        assert wait_until(lambda: not in_session(command.pid), timeout=20)  # noqa: B023
+
+
+def test_standard_output_that_is_full_is_one_line(tmp_path: Path) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"n": 6, "arms": ["batch"]})
+    for options in ([], ["--json"]):
+        with open(tmp_path / "out", "w") as out:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    MAIN.replace("print(flush=True)", "0"),
+                    "pool",
+                    "info",
+                    str(pool.path),
+                    *options,
+                ],
+                stdout=out,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+            )
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
 
 
 def test_ctrl_c_during_an_import_that_catches_everything_ends_the_command(
@@ -154,7 +192,7 @@ def test_a_read_only_pool_is_reported_on_and_training_says_why_it_cannot() -> No
         train_here(pool, data)
         reading: list[list[object]] = [["pool", "verify", pool.path], ["pool", "info", pool.path]]
         writing: list[list[object]] = [
-            ["train-shadows", "--pool", pool.path, "--n", 8, "--quiet"],
+            ["train-shadows", "--pool", pool.path, "--n", 8, "--workers", 1, "--quiet"],
             ["train-target", "--pool", pool.path, "--out", base / "model.pt", "--quiet"],
         ]
         for path in [base, *base.rglob("*")]:

@@ -18,7 +18,7 @@ from shadow_pool.train import schedule
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.schedule import train_pool
 from shadow_pool.train.unit import Receipt, Unit, train_units
-from shadow_pool.train.workers import run_in_workers
+from shadow_pool.train.workers import run_in_workers, start_workers
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +216,13 @@ def test_workers_are_deaf_to_ctrl_c():
     asked = "__import__('signal').pthread_sigmask(0, [])"
     assert all(signal.SIGINT in blocked for blocked in list(run_in_workers(eval, [(asked,)] * 3, workers=2)))
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_started_ahead_are_the_ones_that_work():
+    start_workers(2)
+    ahead = workers_of(os.getpid())
+    assert len(ahead) == 2
+    assert set(run_in_workers(eval, [("__import__('os').getpid()",)] * 8, workers=2)) <= set(ahead)
 
 
 def test_training_imports_no_compiler_and_nothing_else_that_takes_seconds():

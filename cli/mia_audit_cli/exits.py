@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import sys
@@ -57,6 +58,23 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
             _leave()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def leave(status: object) -> NoReturn:
+    """End the process, and workers that wait for more, without taking torch apart, which takes most of a second."""
+    workers = sys.modules.get("shadow_pool.train.workers")
+    if workers is not None:
+        workers.kill_workers()
+    atexit._run_exitfuncs()
+    code = status if isinstance(status, int) else int(status is not None)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        note(f"error: standard output: {_named(error)}")
+        code = 1
+    os._exit(code)
 
 
 def _leave() -> NoReturn:

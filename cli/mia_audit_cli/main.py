@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib.metadata
 import signal
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mia_audit_cli import auditing, pools, studying, training
-from mia_audit_cli.exits import interrupt
+from mia_audit_cli.exits import interrupt, leave
 
 
 def _print_version(asked: bool) -> None:
@@ -50,8 +49,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, interrupt)
-    # A million objects come with torch and stay: looking among them for garbage, on the way in and again at the end,
-    # takes most of a second.
+    # A million objects come with torch and stay: looking among them for garbage takes a tenth of the way in.
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)
-    app()
+    try:
+        app()
+    except SystemExit as ended:
+        leave(ended.code)

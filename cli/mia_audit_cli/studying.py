@@ -12,6 +12,7 @@ from mia_audit_cli import options as o
 from mia_audit_cli.auditing import check_folder
 from mia_audit_cli.console import TrainingProgress, note, prose, stdout, step, table, warn
 from mia_audit_cli.exits import guarded
+from mia_audit_cli.training import start_workers_early
 
 if TYPE_CHECKING:
     from mia_audit.studies.result import StudyResult, StudyRow
@@ -50,6 +51,8 @@ def study(
     changes: dict[str, Any],
 ) -> None:
     """Test the paper's claims on your data: a verdict with an interval for each, and a report with figures."""
+    if device == "cpu" and scheduler is None:
+        start_workers_early(workers)
     from mia_audit.report.html import write_study_report
     from mia_audit.studies.registry import STUDIES
     from mia_audit.studies.setup import StudySetup

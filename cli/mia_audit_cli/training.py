@@ -70,6 +70,8 @@ def train_shadows(
     changes: dict[str, Any],
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
+    if device == "cpu" and scheduler is None and not plan:
+        start_workers_early(workers)
     from mia_audit.initial import initial_weights
     from mia_audit_cli.auditing import say_what_pool_runs, say_what_runs
     from shadow_pool.plain import short
@@ -146,7 +148,7 @@ def demo(
     quiet: o.QuietOption = False,
 ) -> None:
     """Train a small paired pool on real digits, train a target, audit it and write the report: about a minute."""
-
+    start_workers_early(workers)
     from mia_audit_cli.auditing import audit_and_write
     from shadow_pool.prepare import prepare_pool
     from shadow_pool.train.target import train_target as train
@@ -155,6 +157,13 @@ def demo(
     _train(opened, records, workers=workers, quiet=quiet)
     target = train(opened, records, out=out / "model.pt")
     audit_and_write(target.model, opened, records, out=out, quiet=quiet)
+
+
+def start_workers_early(workers: int | None) -> None:
+    """Have worker processes import torch, which takes seconds, while this one does; before anything else is done."""
+    from shadow_pool.train.workers import start_workers, worker_count
+
+    start_workers(worker_count(workers, "cpu"))
 
 
 def _train(
@@ -207,7 +216,7 @@ def _train(
 def _show_plan(pool: Path, planned: PlannedPool, *, workers: int | None, indices: range | None, device: str) -> None:
     from mia_audit.plan import make_plan
     from shadow_pool.memory import memory_limit
-    from shadow_pool.train.schedule import worker_count
+    from shadow_pool.train.workers import worker_count
 
     plan = make_plan(pool, planned, workers=worker_count(workers, device), indices=indices, device=device)
     costs = [

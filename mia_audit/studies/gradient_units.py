@@ -19,10 +19,10 @@ from shadow_pool.arms import parse_arm
 from shadow_pool.data.records import Records
 from shadow_pool.store.files import write_atomically
 from shadow_pool.store.pool import Pool, open_pool
-from shadow_pool.train.schedule import Progress, blocks_of, worker_count
+from shadow_pool.train.schedule import Progress, blocks_of
 from shadow_pool.train.shadows import Shadow, block_size, preprocess_of, train_shadows
 from shadow_pool.train.unit import Receipt, Unit
-from shadow_pool.train.workers import run_in_workers
+from shadow_pool.train.workers import run_in_workers, worker_count
 
 DEFINITIONS = ("eval", "batch")
 BATCHES = 4

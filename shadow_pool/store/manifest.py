@@ -7,6 +7,7 @@ another protocol is refused by name, never guessed at.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -87,9 +88,12 @@ def read_manifest(path: Path) -> Manifest:
 
 def software_versions(device: str = "cpu") -> dict[str, str]:
     """Versions of what decides a model's bits, and of this package; ``machine`` is what computes on ``device``."""
-    packages = ("mia-audit", "torch", "torchvision", "numpy", "scipy")
-    machine = {"python": platform.python_version(), "machine": _processor(device)}
-    return machine | {name: version(name) for name in packages}
+    return {"python": platform.python_version(), "machine": _processor(device), **_packages()}
+
+
+@functools.cache
+def _packages() -> dict[str, str]:
+    return {name: version(name) for name in ("mia-audit", "torch", "torchvision", "numpy", "scipy")}
 
 
 def now() -> str:

@@ -19,7 +19,7 @@ from shadow_pool.store.trust import check_code
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.shadows import block_size
 from shadow_pool.train.unit import Receipt, Unit, train_units
-from shadow_pool.train.workers import run_in_workers
+from shadow_pool.train.workers import run_in_workers, worker_count
 
 STILLBORN = 3
 """Training stops when workers die this many times in a row with no model in flight."""
@@ -81,13 +81,6 @@ def train_pool(
         receipts.append(receipt)
         on_progress(Progress(receipt, len(receipts), len(units)))
     return receipts
-
-
-def worker_count(workers: int | None, device: str) -> int:
-    """Processes to train in: as asked, or one per core (on a GPU one)."""
-    if workers is not None:
-        return workers
-    return joblib.cpu_count() if device == "cpu" else 1
 
 
 def _in_order(units: list[Unit], sizes: Mapping[str, int], workers: int) -> list[Unit]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import multiprocessing.resource_tracker
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import joblib
@@ -17,6 +19,23 @@ from joblib.externals.loky.backend import resource_tracker as loky_tracker
 from shadow_pool.memory import keep_freed_memory
 
 T = TypeVar("T")
+_starting: list[Iterator[object]] = []
+
+
+def worker_count(workers: int | None, device: str) -> int:
+    """Processes to train in: as asked, or one per core (on a GPU one)."""
+    if workers is not None:
+        return workers
+    return joblib.cpu_count() if device == "cpu" else 1
+
+
+def start_workers(workers: int) -> None:
+    """Start the processes that :func:`run_in_workers` will ask for: they import torch while this one does.
+
+    For whoever knows early that there will be work; the start, of seconds, is then over when the work is at hand.
+    """
+    if workers > 1:
+        _starting.append(_results(importlib.import_module, [("shadow_pool.train.unit",)] * workers, workers))
 
 
 def run_in_workers(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], *, workers: int) -> Iterator[T]:
@@ -28,14 +47,28 @@ def run_in_workers(function: Callable[..., T], calls: Sequence[tuple[Any, ...]],
     Raises:
         concurrent.futures.process.BrokenProcessPool: a worker died; all are gone by then.
     """
-    start: dict[str, Any] = {"initializer": _die_with, "initargs": (os.getpid(),)}
-    with joblib.parallel_config(backend="loky", inner_max_num_threads=1, **start):
+    while _starting:
+        for _ in _starting.pop():
+            pass
+    yield from _results(function, calls, workers)
+
+
+def kill_workers() -> None:
+    """End the processes that wait for more work, at once: torch takes most of a second to end in order."""
+    for worker in multiprocessing.active_children():
+        if worker.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+def _results(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], workers: int) -> Iterator[T]:
+    start: dict[str, Any] = {"initializer": _settle_in, "initargs": (os.getpid(),)}
+    with joblib.parallel_config(backend="loky", inner_max_num_threads=1, **start), _interrupts_held():
         parallel = joblib.Parallel(
             n_jobs=workers, batch_size=1, pre_dispatch="2*n_jobs", return_as="generator_unordered"
         )
-        with _interrupts_held():
-            results = parallel(joblib.delayed(_call)(function, call) for call in calls)
-        yield from results
+        results: Iterator[T] = parallel(joblib.delayed(_call)(function, call) for call in calls)
+    return results
 
 
 @contextmanager
@@ -74,11 +107,13 @@ def _call(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     return function(*arguments)
 
 
-def _die_with(parent: int) -> None:
+def _settle_in(parent: int) -> None:
     """A killed parent cannot end its workers: each watches for it, so that none trains on for nobody.
 
     Not from the first call on but from the start: one without a call may wait long for a queue that died with another.
     """
+    # The objects that come with torch stay: looking among them for garbage lengthens the import by a tenth.
+    gc.set_threshold(100_000)
 
     def watch() -> None:
         while os.getppid() == parent:
