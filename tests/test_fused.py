@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from shadow_pool.models import kernels
-from shadow_pool.models.fused import _fits, activate, fusing
+from shadow_pool.models.fused import _fits, _fits_pooled, activate, fusing, pooled
 from shadow_pool.models.resolve import build_model
 
 compiled = pytest.mark.skipif(kernels.loaded() is None, reason="no C++ compiler here")
@@ -32,27 +31,21 @@ def norm_of(channels: int, generator: torch.Generator, center: float = 0.0) -> n
     return norm
 
 
-def plainly(norm: nn.Module, x: Tensor, other: Tensor | None, pool: bool) -> Tensor:
+def plainly(norm: nn.Module, x: Tensor, other: Tensor | None) -> Tensor:
     y = norm(x)
-    y = y if other is None else y + other
-    return F.relu(F.max_pool2d(y, 2) if pool else y)
+    return F.relu(y if other is None else y + other)
 
 
-def undecided(norm: nn.Module, x: Tensor, other: Tensor | None, pool: bool) -> bool:
-    """Whether rounding may decide what is zero, or which of a square is the largest."""
+def undecided(norm: nn.Module, x: Tensor, other: Tensor | None) -> bool:
+    """Whether rounding may decide what is zero."""
     y = copy.deepcopy(norm)(x).detach()
-    y = y if other is None else y + other
-    gaps = [y.abs().min()]
-    if pool:
-        best = F.unfold(y.flatten(0, 1)[:, None], 2, stride=2).topk(2, dim=1).values
-        gaps += [(best[:, 0] - best[:, 1]).min(), best[:, 0].abs().min()]
-    return min(gaps, default=torch.tensor(1.0)).item() < 1e-4
+    return float((y if other is None else y + other).abs().min()) < 1e-4
 
 
-def fused(norm: nn.Module, x: Tensor, other: Tensor | None = None, pool: bool = False) -> Tensor:
-    assert _fits(norm, x, other, pool)
+def fused(norm: nn.Module, x: Tensor, other: Tensor | None = None) -> Tensor:
+    assert _fits(norm, x, other)
     with fusing():
-        return activate(norm, x, other=other, pool=pool)
+        return activate(norm, x, other=other)
 
 
 def results(function: Callable[..., Tensor], norm: nn.Module, x: Tensor, other: Tensor | None) -> list[Tensor]:
@@ -80,17 +73,15 @@ def check_close(
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(1, 7)),
-    pool=st.booleans(),
     summed=st.booleans(),
     normalized=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 2**31),
 )
-def test_values_gradients_and_statistics_are_torchs(size, pool, summed, normalized, dtype, seed):
+def test_values_gradients_and_statistics_are_torchs(size, summed, normalized, dtype, seed):
     n, blocks, height, width = size
-    summed = summed and not pool
-    normalized = normalized or not (pool or summed)
-    assume(n * height * width > 1 and (not pool or min(height, width) > 1))
+    normalized = normalized or not summed
+    assume(n * height * width > 1)
     generator = torch.Generator().manual_seed(seed)
     shape = (n, 8 * blocks, height, width)
     x = torch.randn(shape, generator=generator).to(dtype).contiguous(memory_format=LAST)
@@ -98,10 +89,9 @@ def test_values_gradients_and_statistics_are_torchs(size, pool, summed, normaliz
     norm = norm_of(8 * blocks, generator) if normalized else nn.Identity()
     exact, torchs = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     doubles = x.double(), None if other is None else other.double()
-    assume(not undecided(exact, *doubles, pool))
-    found = results(partial(fused, pool=pool), norm, x, other)
-    expected = results(partial(plainly, pool=pool), exact, *doubles)
-    check_close(found, expected, TOLERANCE[dtype], results(partial(plainly, pool=pool), torchs, x, other))
+    assume(not undecided(exact, *doubles))
+    found = results(fused, norm, x, other)
+    check_close(found, results(plainly, exact, *doubles), TOLERANCE[dtype], results(plainly, torchs, x, other))
 
 
 @compiled
@@ -113,7 +103,7 @@ def test_every_row_of_every_block_is_there(rows, channels):
     norm = norm_of(channels, generator)
     exact = copy.deepcopy(norm).double()
     found = results(fused, norm, x, None)
-    check_close(found, results(partial(plainly, pool=False), exact, x.double(), None), 2e-3)
+    check_close(found, results(plainly, exact, x.double(), None), 2e-3)
 
 
 def but_for_the_first_pixel(x: Tensor) -> Tensor:
@@ -149,15 +139,13 @@ def test_statistics_are_as_exact_as_torchs(kind):
 
 
 @compiled
-@pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_not_a_number_is_not_lost(pool, bad, dtype):
+def test_what_is_not_a_number_is_not_lost(bad, dtype):
     x = torch.randn(4, 8, 4, 4).to(dtype).contiguous(memory_format=LAST)
     x[1, 3, 2, 1] = bad
     for norm in (nn.BatchNorm2d(8), nn.Identity()):
-        other = None if pool else torch.zeros_like(x)
-        z = fused(norm, x, other, pool)
+        z = fused(norm, x, torch.zeros_like(x))
         bad_channels = (~z.isfinite()).flatten(2).any(2).any(0)
         assert bad_channels.tolist() == [channel == 3 for channel in range(8)]
 
@@ -169,7 +157,130 @@ def test_any_sign_of_gamma(gamma):
     nn.init.constant_(norm.weight, gamma)
     nn.init.constant_(norm.bias, 0.5)
     exact = copy.deepcopy(norm).double()
-    check_close(results(fused, norm, x, None), results(partial(plainly, pool=False), exact, x.double(), None), 1e-4)
+    check_close(results(fused, norm, x, None), results(plainly, exact, x.double(), None), 1e-4)
+
+
+# ------------------------------------------------------------------ convolutions that are pooled
+
+
+def plainly_pooled(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    return F.relu(F.max_pool2d(norm(conv(x)), 2))
+
+
+def fused_pooled(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    assert _fits_pooled(conv, norm, x)
+    with fusing():
+        return pooled(conv, norm, x)
+
+
+def undecided_pooled(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
+    """Whether rounding may decide which of a square is the largest, or what is zero."""
+    y = copy.deepcopy(norm)(conv(x)).detach()
+    best = F.unfold(y.flatten(0, 1)[:, None], 2, stride=2).topk(2, dim=1).values
+    return min(float((best[:, 0] - best[:, 1]).min()), float(best[:, 0].abs().min())) < 1e-5
+
+
+def pooled_results(
+    function: Callable[..., Tensor], conv: nn.Module, norm: nn.Module, x: Tensor, *, to_x: bool = True
+) -> list[Tensor]:
+    """Values, gradients of all that has one, and running statistics, in float64."""
+    leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_(to_x)
+    z = function(conv, norm, leaf)
+    weight = torch.linspace(-1, 1, z.numel(), dtype=torch.float64).view(z.shape)
+    (z.double() * weight).sum().backward()
+    parameters = [*conv.parameters(), *norm.parameters()]
+    found = [z, *([leaf.grad] if to_x else []), *(p.grad for p in parameters), *norm.buffers()]
+    return [t.detach().double() for t in found if t is not None]
+
+
+def layers_of(
+    channels: int, out: int, kernel: tuple[int, int], pad: int, groups: int, *, normalized: bool, seed: int
+) -> tuple[nn.Conv2d, nn.Module]:
+    generator = torch.Generator().manual_seed(seed)
+    conv = nn.Conv2d(groups * channels, groups * out, kernel, padding=pad, groups=groups, bias=not normalized)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.normal_(generator=generator)
+    return conv, norm_of(groups * out, generator) if normalized else nn.Identity()
+
+
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "usual": lambda x: x.contiguous(),
+    "channels last": lambda x: x.contiguous(memory_format=LAST),
+    "records last": lambda x: x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2),
+    "every second": lambda x: x.repeat_interleave(2, dim=3)[..., ::2],
+}
+
+
+@compiled
+@settings(max_examples=80, deadline=None)
+@given(
+    records=st.integers(1, 70),
+    channels=st.integers(1, 4),
+    out=st.integers(1, 13),
+    groups=st.integers(1, 3),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    pad=st.integers(0, 3),
+    size=st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    normalized=st.booleans(),
+    order=st.sampled_from(sorted(ORDERS)),
+    seed=st.integers(0, 2**31),
+)
+def test_a_pooled_convolution_is_torchs(records, channels, out, groups, kernel, pad, size, normalized, order, seed):
+    assume(min(side + 2 * pad - k for side, k in zip(size, kernel, strict=True)) >= 1)
+    conv, norm = layers_of(channels, out, kernel, pad, groups, normalized=normalized, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    x = ORDERS[order](torch.randn(records, groups * channels, *size, generator=generator))
+    exact, torchs = [(copy.deepcopy(conv).to(t), copy.deepcopy(norm).to(t)) for t in (torch.float64, torch.float32)]
+    assume(not undecided_pooled(*exact, x.double()))
+    found = pooled_results(fused_pooled, conv, norm, x)
+    expected = pooled_results(plainly_pooled, *exact, x.double())
+    check_close(found, expected, 2e-5, pooled_results(plainly_pooled, *torchs, x))
+
+
+@compiled
+def test_a_stack_of_pooled_convolutions_passes_their_order_on_and_needs_no_gradient_for_x():
+    first, second = (layers_of(*sizes, 4, normalized=True, seed=0) for sizes in ((1, 6, (5, 5), 2), (6, 16, (5, 5), 0)))
+    copied = copy.deepcopy((first, second))
+    for records in (64, 46):
+        x = torch.randn(records, 4, 28, 28)
+        found, expected = [], []
+        for function, pair, values in ((fused_pooled, (first, second), found), (plainly_pooled, copied, expected)):
+            z = function(*pair[1], function(*pair[0], x))
+            z.square().mean().backward()
+            values += [z, *(p.grad.clone() for layer in (*pair[0], *pair[1]) for p in layer.parameters())]
+        assert found[0].permute(1, 2, 3, 0).stride()[-1] == 1
+        for mine, its in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, its, rtol=0, atol=1e-3 * float(its.detach().abs().max()))
+
+
+@compiled
+@pytest.mark.parametrize("kind", SHAPES)
+def test_statistics_of_a_convolution_are_as_exact_as_torchs(kind):
+    torch.manual_seed(0)
+    x = SHAPES[kind](torch.randn(100, 1, 8, 8))
+    norm, torchs, exact = (nn.BatchNorm2d(1, momentum=1.0) for _ in range(3))
+    conv = nn.Conv2d(1, 1, 1, bias=False)
+    nn.init.ones_(conv.weight)
+    fused_pooled(conv, norm, x)
+    torchs(x)
+    exact.double()(x.double())
+    for name in ("running_mean", "running_var"):
+        wanted = getattr(exact, name)
+        error, torchs_error = ((getattr(layer, name).double() - wanted).abs().max() for layer in (norm, torchs))
+        assert error <= 2 * torchs_error + 1e-5 * float(wanted.abs().max())
+
+
+@compiled
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_a_number_is_not_lost_in_a_pooled_convolution(bad):
+    for normalized in (True, False):
+        conv, norm = layers_of(1, 2, (3, 3), 1, 3, normalized=normalized, seed=0)
+        x = torch.randn(5, 3, 6, 6)
+        x[1, 1, 2, 2] = bad
+        z = fused_pooled(conv, norm, x)
+        assert (~z.isfinite()).flatten(2).any(2).any(0)[2:4].all() or bad == torch.inf
+        assert z[:, [0, 1, 4, 5]].isfinite().all()
 
 
 # ------------------------------------------------------------------ when it is used
@@ -245,6 +356,56 @@ def test_a_layer_or_maps_that_are_not_the_usual_ones_are_torchs_business(name, m
     assert called == []
 
 
+def convolution(**changes: object) -> nn.Conv2d:
+    return nn.Conv2d(**{"in_channels": 2, "out_channels": 3, "kernel_size": 3, "bias": False, **changes})  # type: ignore[arg-type]
+
+
+def with_hook(conv: nn.Conv2d) -> nn.Conv2d:
+    conv.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return conv
+
+
+def with_own_forward(conv: nn.Conv2d) -> nn.Conv2d:
+    conv.forward = lambda x: 2 * x[..., 2:, 2:].repeat(1, 2, 1, 1)[:, :3]  # type: ignore[method-assign]
+    return conv
+
+
+UNUSUAL_CONVOLUTIONS: dict[str, Callable[[], tuple[nn.Module, nn.Module, Tensor]]] = {
+    "stride": lambda: (convolution(stride=2), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "dilation": lambda: (convolution(dilation=2), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "two paddings": lambda: (convolution(padding=(1, 0)), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "padding in words": lambda: (convolution(padding="same"), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "reflecting": lambda: (
+        convolution(padding=1, padding_mode="reflect"),
+        nn.BatchNorm2d(3),
+        torch.randn(4, 2, 8, 8),
+    ),
+    "bias and norm": lambda: (convolution(bias=True), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "hook": lambda: (with_hook(convolution()), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "own forward": lambda: (with_own_forward(convolution()), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
+    "weight norm": lambda: (
+        nn.utils.parametrizations.weight_norm(convolution()),
+        nn.BatchNorm2d(3),
+        torch.randn(4, 2, 8, 8),
+    ),
+    "another norm": lambda: (convolution(), nn.GroupNorm(1, 3), torch.randn(4, 2, 8, 8)),
+    "eval": lambda: (convolution(), nn.BatchNorm2d(3).eval(), torch.randn(4, 2, 8, 8)),
+    "float64": lambda: (convolution().double(), nn.BatchNorm2d(3).double(), torch.randn(4, 2, 8, 8).double()),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", UNUSUAL_CONVOLUTIONS)
+def test_a_convolution_that_is_not_the_usual_one_is_torchs_business(name, monkeypatch):
+    conv, norm, x = UNUSUAL_CONVOLUTIONS[name]()
+    own = copy.deepcopy(norm)
+    called = calls(monkeypatch)
+    with fusing():
+        found = pooled(conv, norm, x)
+    torch.testing.assert_close(found, plainly_pooled(conv, own, x))
+    assert called == []
+
+
 @compiled
 def test_it_is_used_within_fusing_alone_in_one_thread_and_never_while_tracing(monkeypatch):
     norm, x = fresh()
@@ -257,13 +418,14 @@ def test_it_is_used_within_fusing_alone_in_one_thread_and_never_while_tracing(mo
             elsewhere.submit(activate, norm, x).result()
         assert called == []
         activate(norm, x)
-        assert called == ["forward"]
+        pooled(nn.Conv2d(8, 8, 3, bias=False), norm, x)
+        assert called == ["forward", "pooled_forward"]
         model = build_model("resnet8", "batch", classes=3, input_shape=(3, 8, 8), seed=0)
         targets = {node.target for node in fx.Tracer().trace(model).nodes}
     assert {"norm", "blocks.0.norm1", "blocks.2.norm2", F.relu} <= targets
-    assert called == ["forward"]
     activate(norm, x)
-    assert called == ["forward"]
+    pooled(nn.Conv2d(8, 8, 3, bias=False), norm, x)
+    assert called == ["forward", "pooled_forward"]
 
 
 @compiled
@@ -285,12 +447,9 @@ def test_torchs_default_type_does_not_matter():
 @pytest.mark.parametrize(("arch", "count"), [("lenet", 2), ("resnet8", 7), ("resnet20", 19), ("densenet22", 21)])
 @pytest.mark.parametrize("arm", ["batch", "none"])
 def test_the_zoo_trains_by_it_as_by_torch(arch, count, arm, monkeypatch):
-    shape = (8, 28, 28) if arch == "lenet" else (3, 32, 32)
+    shape = (1, 28, 28) if arch == "lenet" else (3, 32, 32)
     torch.manual_seed(0)
     model = build_model(arch, arm, classes=10, input_shape=shape, seed=0).train()
-    if arch == "lenet":
-        model.conv1, model.norm1 = nn.Conv2d(8, 8, 5, padding=2), type(model.norm1)(8)
-        model.conv2 = nn.Conv2d(8, 16, 5)
     model.to(memory_format=LAST)
     own, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     x = torch.randn(16, *shape).contiguous(memory_format=LAST)

@@ -1,7 +1,9 @@
-"""BatchNorm, sum, ReLU and 2x2 max pooling in training on a processor as one operation.
+"""Convolution, BatchNorm, sum, ReLU and 2x2 max pooling in training on a processor as one operation.
 
 A step of a small network is mostly memory traffic: for each of them torch reads and writes whole maps, forward and
-backward. As one they read each map twice and write it once (kernels.cpp).
+backward. :func:`pooled` does all but the sum while a channel's maps are in a cache, the records of a batch side by side
+in memory (pooled.cpp). Wide convolutions are torch's; :func:`activate` does what follows them, pixel by pixel in
+channels-last order (activations.cpp).
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,8 +30,8 @@ _state = threading.local()
 
 @contextmanager
 def fusing() -> Iterator[None]:
-    """Let :func:`activate` fuse in this thread: for the forward of a training step, of which nobody asks more than
-    first gradients."""
+    """Let :func:`pooled` and :func:`activate` fuse in this thread: for the forward of a training step, of which nobody
+    asks more than first gradients."""
     before = _is_fusing()
     _state.fusing = kernels.loaded() is not None
     try:
@@ -42,8 +44,26 @@ def _is_fusing() -> bool:
     return getattr(_state, "fusing", False)
 
 
-def activate(norm: nn.Module, x: Tensor, *, other: Tensor | None = None, pool: bool = False) -> Tensor:
-    """ReLU of ``norm(x)``, plus ``other``, or pooled 2x2; inside :func:`fusing` as one operation where that is faster.
+def pooled(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    """ReLU of the largest values of each 2x2 square of ``norm(conv(x))``; inside :func:`fusing` as one operation.
+
+    That is for narrow convolutions and the layers that most networks have: a plain BatchNorm or, after a bias, none.
+    It is in float32, whatever autocast says. The results differ by rounding, and lie in another order in memory.
+
+    Args:
+        conv: called with ``x`` otherwise, hooks and all, then ``norm``.
+        x: [N, C, H, W].
+    """
+    if _is_fusing() and _fits_pooled(conv, norm, x):
+        layer, (gamma, beta) = _counted(norm)
+        fused: Tensor = _Pooled.apply(x, conv.weight, gamma, conv.bias if layer is None else beta, conv, layer)
+        return fused
+    # ReLU commutes with max pooling and is cheaper on the pooled map.
+    return F.relu(halve(norm(conv(x))))
+
+
+def activate(norm: nn.Module, x: Tensor, *, other: Tensor | None = None) -> Tensor:
+    """ReLU of ``norm(x)``, plus ``other``; inside :func:`fusing` as one operation where that is faster.
 
     That is for maps in channels-last order and the layers that most networks have: a plain BatchNorm, or none. The
     results differ by rounding.
@@ -51,35 +71,66 @@ def activate(norm: nn.Module, x: Tensor, *, other: Tensor | None = None, pool: b
     Args:
         norm: called with ``x`` otherwise, hooks and all.
         x: [N, C, H, W].
-        other: [N, C, H, W], added before ReLU; not together with ``pool``.
+        other: [N, C, H, W], added before ReLU.
     """
-    if _is_fusing() and _fits(norm, x, other, pool):
-        layer: nn.BatchNorm2d | None = None
-        weights: tuple[Tensor | None, Tensor | None] = (None, None)
-        if isinstance(norm, nn.BatchNorm2d):
-            layer, weights = norm, (norm.weight, norm.bias)
-            layer.get_buffer("num_batches_tracked").add_(1)
-        fused: Tensor = _Pooled.apply(x, *weights, layer) if pool else _Normalized.apply(x, other, *weights, layer)
+    if _is_fusing() and _fits(norm, x, other):
+        layer, weights = _counted(norm)
+        fused: Tensor = _Normalized.apply(x, other, *weights, layer)
         return fused
     y = norm(x)
-    if pool:  # ReLU commutes with max pooling and is cheaper on the pooled map
-        y = halve(y)
     return F.relu(y if other is None else y + other)
 
 
-def _fits(norm: nn.Module, x: Any, other: Any, pool: bool) -> bool:
+def _counted(norm: nn.Module) -> tuple[nn.BatchNorm2d | None, tuple[Tensor | None, Tensor | None]]:
+    """A layer that has seen one more batch, and its weights; nothing where there is none."""
+    if not isinstance(norm, nn.BatchNorm2d):
+        return None, (None, None)
+    norm.get_buffer("num_batches_tracked").add_(1)
+    return norm, (norm.weight, norm.bias)
+
+
+def _fits(norm: nn.Module, x: Any, other: Any) -> bool:
     return (
         type(x) is Tensor  # else it is a symbol, of which nothing can be asked
-        and (_is_plain(norm) or (type(norm) is nn.Identity and (pool or other is not None)))
+        and (_is_plain(norm) or (type(norm) is nn.Identity and other is not None))
         and x.ndim == 4
         and x.dtype in kernels.DTYPES
         and x.device.type == "cpu"
         and x.shape[1] % kernels.LANES == 0
-        and x.shape[1] <= kernels.MOST_CHANNELS
+        and x.shape[1] <= kernels.MOST
         and x.numel() > x.shape[1]
         and _is_last(x)
         and (other is None or (other.shape == x.shape and other.dtype == x.dtype and _is_last(other)))
-        and (not pool or min(x.shape[2:]) > 1)
+    )
+
+
+def _fits_pooled(conv: nn.Module, norm: nn.Module, x: Any) -> bool:
+    if not (
+        type(x) is Tensor
+        and _is_plain_convolution(conv)
+        and ((_is_plain(norm) and conv.bias is None) or (type(norm) is nn.Identity and not has_hooks(norm)))
+        and x.ndim == 4
+        and x.shape[1] == conv.in_channels
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and 0 < len(x) <= kernels.MOST
+    ):
+        return False
+    shape = kernels.shape(conv, x)
+    return min(shape.out_height, shape.out_width) > 1
+
+
+def _is_plain_convolution(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+    return (
+        type(conv) is nn.Conv2d
+        and conv.weight.dtype == torch.float32
+        and (conv.bias is None or (conv.bias.dtype == torch.float32 and conv.bias.is_contiguous()))
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and len(set(conv.padding)) == 1
+        and set(conv.stride) == set(conv.dilation) == {1}
+        and not has_hooks(conv)
+        and "forward" not in vars(conv)
     )
 
 
@@ -134,24 +185,53 @@ class _Normalized(torch.autograd.Function):
 
 class _Pooled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor | None, beta: Tensor | None, norm: nn.BatchNorm2d | None) -> Tensor:
-        size = (x.shape[0], x.shape[1], x.shape[2] // 2, x.shape[3] // 2)
-        z = torch.empty(size, dtype=x.dtype, memory_format=_LAST)
-        which = torch.empty(size, dtype=torch.uint8, memory_format=_LAST)
-        largest, kept = torch.empty_like(z), _floats(4, x)
-        kernels.call("pool_forward", x, z, largest, which, kernels.squares(x), kernels.norm(norm), kept)
-        ctx.save_for_backward(x, largest, which, kept)
-        ctx.normalized = norm is not None
-        return z
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gamma: Tensor | None,
+        beta: Tensor | None,
+        conv: nn.Conv2d,
+        norm: nn.BatchNorm2d | None,
+    ) -> Tensor:
+        shape = kernels.shape(conv, x)
+        x, weight = _side_by_side(x), weight.contiguous()
+        height, width = shape.out_height, shape.out_width
+        y = x.new_empty(shape.out_channels if norm is None else conv.out_channels, height, width, shape.padded)
+        z = x.new_empty(conv.out_channels, height // 2, width // 2, shape.padded)
+        which, kept = torch.empty_like(z, dtype=torch.uint8), x.new_empty(4, conv.out_channels)
+        kernels.call("pooled_forward", x, weight, y, z, which, shape, kernels.norm(norm, beta), kept)
+        ctx.save_for_backward(x, weight, None if norm is None else y, which, kept)
+        ctx.shape = shape
+        return _maps(z, shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, largest, which, kept = ctx.saved_tensors
-        to_x, sums = torch.empty_like(x), _floats(2, x)
-        arguments = (x, largest, which, to_x, kernels.squares(x), kept, ctx.normalized, sums[0], sums[1])
-        kernels.call("pool_backward", _like(gradient, x), *arguments)
-        return (to_x, sums[0], sums[1], None) if ctx.normalized else (to_x, None, None, None)
+        x, weight, y, which, kept = ctx.saved_tensors
+        shape, needed = ctx.shape, ctx.needs_input_grad
+        to_x, to_weight = torch.empty_like(x) if needed[0] else None, torch.empty_like(weight)
+        sums = x.new_empty(2, kept.shape[1])
+        room = (
+            x.new_empty(shape.out_channels, shape.out_height, shape.out_width, shape.padded),
+            x.new_empty(shape.channels, shape.height, shape.width + 2 * shape.pad, shape.padded),
+            x.new_empty(kernels.TALLEST, *weight.shape[1:], kernels.RECORDS),
+        )
+        tensors = (x, weight, y, which, to_x, to_weight, *room)
+        kernels.call("pooled_backward", _side_by_side(gradient), *tensors, shape, kept, sums[0], sums[1])
+        to_gamma, to_beta = (own if needs else None for own, needs in zip(sums, needed[2:4], strict=True))
+        return None if to_x is None else _maps(to_x, shape), to_weight, to_gamma, to_beta, None, None
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """[N, C, H, W] as [C, H, W, padded], the records of a batch last and zeros after them."""
+    turned, missing = x.permute(1, 2, 3, 0), -len(x) % kernels.RECORDS
+    return F.pad(turned, (0, missing)) if missing else turned.contiguous()
+
+
+def _maps(x: Tensor, shape: Any) -> Tensor:
+    """The inverse of :func:`_side_by_side`, a view."""
+    return x[..., : shape.records].permute(3, 0, 1, 2)
 
 
 def _floats(rows: int, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""kernels.cpp: compiled on first use by whatever C++ compiler the machine has, and called."""
+"""activations.cpp and pooled.cpp: compiled on first use by whatever C++ compiler the machine has, and called."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ from torch import Tensor, nn
 
 from shadow_pool.processor import cpuinfo
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+_HERE = Path(__file__).parent
+_SOURCES = [_HERE / "activations.cpp", _HERE / "pooled.cpp"]
+_HEADER = _HERE / "norms.h"
 _FLAGS = ["-std=c++14", "-O3", "-march=native", "-fno-exceptions", "-fno-rtti", "-shared", "-fPIC"]
 _SECONDS = 120
 LANES = 8
-"""Channels must be a multiple of it."""
-MOST_CHANNELS = 8192
-"""They have a few numbers a channel on the stack."""
+"""Channels of activations must be a multiple of it."""
+RECORDS = 16
+"""Records of pooled maps are padded to a multiple of it."""
+TALLEST = 6
+"""Channels whose gradients of weights are summed together."""
+MOST = 8192
+"""Channels of activations, or records of pooled maps: they have a few numbers for each on the stack."""
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
 
@@ -33,7 +39,7 @@ def loaded() -> ctypes.CDLL | None:
     """The compiled kernels; None where there is no compiler or it fails, and torch's own operations must do.
 
     Kept under ``$XDG_CACHE_HOME/mia-audit``, by default ``~/.cache/mia-audit``, by the hashes of what it is made from
-    and of itself; compiling takes two seconds.
+    and of itself; compiling takes five seconds.
     """
     try:
         compiler = _compiler()
@@ -43,7 +49,7 @@ def loaded() -> ctypes.CDLL | None:
                 return ctypes.CDLL(str(made))
         with tempfile.TemporaryDirectory(dir=folder) as own:
             new = Path(own) / "kernels.so"
-            command = [compiler, *_FLAGS, "-o", str(new), str(SOURCE)]
+            command = [compiler, *_FLAGS, "-o", str(new), *map(str, _SOURCES)]
             subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
             return ctypes.CDLL(str(new.rename(folder / f"kernels-{key}-{_hash(new.read_bytes())}.so")))
     except Exception:  # whatever a strange machine has in the place of a compiler or a home
@@ -77,7 +83,8 @@ def _folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    parts = [SOURCE.read_text(encoding="utf-8"), *_FLAGS, _version(compiler), _processor()]
+    texts = [path.read_text(encoding="utf-8") for path in (_HEADER, *_SOURCES)]
+    parts = [*texts, *_FLAGS, _version(compiler), _processor()]
     return _hash("\0".join(parts).encode())
 
 
@@ -98,22 +105,31 @@ class _Norm(ctypes.Structure):
     ]
 
 
-class _Squares(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in "NHWC"]
+class _Shape(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in (
+            *("records", "padded", "groups", "channels", "out_channels", "height", "width"),
+            *("kernel_height", "kernel_width", "pad", "out_height", "out_width"),
+        )
+    ]
 
 
-def norm(layer: nn.BatchNorm2d | None) -> _Norm:
-    """What the kernels need to know of a layer."""
+def norm(layer: nn.BatchNorm2d | None, bias: Tensor | None = None) -> _Norm:
+    """What the kernels need to know of a layer; ``bias`` is added where there is none."""
     if layer is None:
-        return _Norm()
+        return _Norm() if bias is None else _Norm(beta=bias.data_ptr())
     held = [layer.weight, layer.bias, *map(layer.get_buffer, ("running_mean", "running_var"))]
     return _Norm(*(tensor.data_ptr() for tensor in held), layer.momentum, layer.eps)
 
 
-def squares(x: Tensor) -> _Squares:
-    """The size of maps [N, C, H, W] that are pooled."""
-    n, c, h, w = x.shape
-    return _Squares(n, h, w, c)
+def shape(layer: nn.Conv2d, x: Tensor) -> _Shape:
+    """A convolution of maps [N, C, H, W], of stride 1 and one padding; channels are those of one of its groups."""
+    n, c, *size = x.shape
+    groups, pad = layer.groups, int(layer.padding[0])
+    out = [side + 2 * pad - kernel + 1 for side, kernel in zip(size, layer.kernel_size, strict=True)]
+    padded = -(-n // RECORDS) * RECORDS
+    return _Shape(n, padded, groups, c // groups, layer.out_channels // groups, *size, *layer.kernel_size, pad, *out)
 
 
 def rows(x: Tensor) -> tuple[int, int]:
@@ -122,7 +138,7 @@ def rows(x: Tensor) -> tuple[int, int]:
 
 
 def call(kernel: str, x: Tensor, *arguments: Any) -> None:
-    """Run a kernel of kernels.cpp of ``x``'s type; tensors are passed as they lie in memory."""
+    """Run a kernel of ``x``'s type; tensors are passed as they lie in memory."""
     kernels = loaded()
     assert kernels is not None
     getattr(kernels, f"{kernel}_{DTYPES[x.dtype]}")(*map(_passed, (x, *arguments)))

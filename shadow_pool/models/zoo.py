@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from shadow_pool.errors import UserError
-from shadow_pool.models.fused import activate
+from shadow_pool.models.fused import activate, pooled
 from shadow_pool.models.pooling import halve
 
 Shape = tuple[int, ...]
@@ -71,10 +71,12 @@ class LeNet(nn.Module):
         self.head = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x)
-        x = F.relu(halve(self.norm1(x))) if torch.jit.is_scripting() else activate(self.norm1, x, pool=True)
-        x = self.conv2(x)
-        x = F.relu(halve(self.norm2(x))) if torch.jit.is_scripting() else activate(self.norm2, x, pool=True)
+        if torch.jit.is_scripting():
+            x = F.relu(halve(self.norm1(self.conv1(x))))
+            x = F.relu(halve(self.norm2(self.conv2(x))))
+        else:
+            x = pooled(self.conv1, self.norm1, x)
+            x = pooled(self.conv2, self.norm2, x)
         x = F.relu(self.norm3(self.linear1(x.flatten(1))))
         x = F.relu(self.norm4(self.linear2(x)))
         return self.head(x)
@@ -137,8 +139,8 @@ class ResNet(nn.Module):
         layers: list[nn.Module] = []
         channels = width
         for stage, count in enumerate(blocks):
-            for block in range(count):
-                layers.append(BasicBlock(channels, width << stage, stride=2 if stage and not block else 1))
+            for position in range(count):
+                layers.append(BasicBlock(channels, width << stage, stride=2 if stage and not position else 1))
                 channels = width << stage
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Linear(channels, classes)
@@ -202,8 +204,8 @@ class DenseNet(nn.Module):
         width = 2 * growth if bottleneck else 16
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         layers: list[nn.Module] = []
-        for block in range(3):
-            if block:
+        for stage in range(3):
+            if stage:
                 layers.append(Transition(width, width // per_layer))
                 width //= per_layer
             for _ in range((depth - 4) // (3 * per_layer)):
