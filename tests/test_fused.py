@@ -19,6 +19,7 @@ from shadow_pool.models.fused import _fits, _fits_pooled, activate, fusing, pool
 from shadow_pool.models.resolve import build_model
 
 compiled = pytest.mark.skipif(kernels.loaded() is None, reason="no C++ compiler here")
+vectorized = pytest.mark.skipif(not kernels.pooled_is_fast(), reason="no compiler or no AVX2 here")
 LAST = torch.channels_last
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
@@ -212,7 +213,7 @@ ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@compiled
+@vectorized
 @settings(max_examples=80, deadline=None)
 @given(
     records=st.integers(1, 70),
@@ -238,7 +239,7 @@ def test_a_pooled_convolution_is_torchs(records, channels, out, groups, kernel, 
     check_close(found, expected, 2e-5, pooled_results(plainly_pooled, *torchs, x))
 
 
-@compiled
+@vectorized
 def test_a_stack_of_pooled_convolutions_passes_their_order_on_and_needs_no_gradient_for_x():
     first, second = (layers_of(*sizes, 4, normalized=True, seed=0) for sizes in ((1, 6, (5, 5), 2), (6, 16, (5, 5), 0)))
     copied = copy.deepcopy((first, second))
@@ -254,7 +255,7 @@ def test_a_stack_of_pooled_convolutions_passes_their_order_on_and_needs_no_gradi
             torch.testing.assert_close(mine, its, rtol=0, atol=1e-3 * float(its.detach().abs().max()))
 
 
-@compiled
+@vectorized
 @pytest.mark.parametrize("kind", SHAPES)
 def test_statistics_of_a_convolution_are_as_exact_as_torchs(kind):
     torch.manual_seed(0)
@@ -271,7 +272,7 @@ def test_statistics_of_a_convolution_are_as_exact_as_torchs(kind):
         assert error <= 2 * torchs_error + 1e-5 * float(wanted.abs().max())
 
 
-@compiled
+@vectorized
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_a_number_is_not_lost_in_a_pooled_convolution(bad):
     for normalized in (True, False):
@@ -394,7 +395,7 @@ UNUSUAL_CONVOLUTIONS: dict[str, Callable[[], tuple[nn.Module, nn.Module, Tensor]
 }
 
 
-@compiled
+@vectorized
 @pytest.mark.parametrize("name", UNUSUAL_CONVOLUTIONS)
 def test_a_convolution_that_is_not_the_usual_one_is_torchs_business(name, monkeypatch):
     conv, norm, x = UNUSUAL_CONVOLUTIONS[name]()
@@ -406,7 +407,7 @@ def test_a_convolution_that_is_not_the_usual_one_is_torchs_business(name, monkey
     assert called == []
 
 
-@compiled
+@vectorized
 def test_it_is_used_within_fusing_alone_in_one_thread_and_never_while_tracing(monkeypatch):
     norm, x = fresh()
     called = calls(monkeypatch)
@@ -443,7 +444,7 @@ def test_torchs_default_type_does_not_matter():
     torch.testing.assert_close(x.grad.double(), double.grad, atol=1e-5, rtol=0)
 
 
-@compiled
+@vectorized
 @pytest.mark.parametrize(("arch", "count"), [("lenet", 2), ("resnet8", 7), ("resnet20", 19), ("densenet22", 21)])
 @pytest.mark.parametrize("arm", ["batch", "none"])
 def test_the_zoo_trains_by_it_as_by_torch(arch, count, arm, monkeypatch):

@@ -54,7 +54,7 @@ def pooled(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
         conv: called with ``x`` otherwise, hooks and all, then ``norm``.
         x: [N, C, H, W].
     """
-    if _is_fusing() and _fits_pooled(conv, norm, x):
+    if _is_fusing() and kernels.pooled_is_fast() and _fits_pooled(conv, norm, x):
         layer, (gamma, beta) = _counted(norm)
         fused: Tensor = _Pooled.apply(x, conv.weight, gamma, conv.bias if layer is None else beta, conv, layer)
         return fused

@@ -56,6 +56,13 @@ def loaded() -> ctypes.CDLL | None:
         return None
 
 
+@functools.cache
+def pooled_is_fast() -> bool:
+    """Whether the kernels are loaded and the processor has the vectors that pooled.cpp is written for."""
+    kernels = loaded()
+    return kernels is not None and bool(ctypes.c_long.in_dll(kernels, "pooled_is_fast").value)
+
+
 def made_by() -> str:
     """The compiler and its version, or "none". A model trained by another has other last digits."""
     return "none" if loaded() is None else next(iter(_version(_compiler()).splitlines()), "unknown")

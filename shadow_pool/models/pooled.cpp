@@ -348,6 +348,14 @@ static void mark_valid(float *valid, const Shape &s) {
 
 extern "C" {
 
+// Without vectors of eight and fused multiplications torch, which brings its own, is many times as fast.
+extern const long pooled_is_fast;
+#if defined(__AVX2__) && defined(__FMA__)
+const long pooled_is_fast = 1;
+#else
+const long pooled_is_fast = 0;
+#endif
+
 // z = relu(2x2 maxima of [BatchNorm](convolution of x)). Without BatchNorm norm->beta is the convolution's bias, or null,
 // and y has room for one group. which: where maxima were, OFF for none.
 void pooled_forward_float(const float *x, const float *weight, float *y, float *z, uint8_t *which, Shape *shape,
