@@ -9,54 +9,54 @@ the largest resident sets of a side's processes, added. AUC of lira-online with 
 both sides leak alike.
 
 Measured 2026-11-30 on a virtual machine of 2 Xeon cores (AVX-512, AMX) with nothing else running in it, in one run. Its
-host is noisy: plain LeNet gave 3,700 to 6,000 images/s on one day, so compare within a block.
+host is noisy: plain LeNet gave 3,700 to 6,500 images/s on one day, so compare within a block.
 
     case                   images/s  ratio    cold  ratio  GFLOP/s  of peak     MB  AUC
-    lenet plain               4,104                                            921  0.615 [0.586, 0.645]
-      ours fp32              17,246   4.20  15,632   3.81     39.0    17.3%    741  0.623 [0.603, 0.642]
-      ours bf16              20,051   4.89  14,788   3.60     45.4     6.0%    741  0.592 [0.572, 0.613]
-    lenet-none plain          4,929                                            915  0.575 [0.537, 0.613]
-      ours fp32              15,760   3.20  14,171   2.88     35.7    15.8%    740  0.610 [0.595, 0.624]
-      ours bf16              17,702   3.59  15,818   3.21     40.1     5.3%    740  0.584 [0.530, 0.638]
-    resnet8 plain               670                                          1,168  0.675 [0.651, 0.700]
-      ours fp32               1,384   2.06   1,296   1.93    102.6    45.5%    749  0.681 [0.653, 0.709]
-      ours bf16               2,682   4.00   2,022   3.02    198.8    26.3%    749  0.676 [0.653, 0.699]
-    resnet8-none plain          741                                          1,085  0.509 [0.472, 0.546]
-      ours fp32               1,730   2.34   1,623   2.19    128.2    56.9%    748  0.512 [0.494, 0.529]
-      ours bf16               3,248   4.39   2,828   3.82    240.7    31.8%    748  0.514 [0.500, 0.528]
-    resnet18 plain               36                                          1,716  0.560 [0.490, 0.630]
-      ours fp32                  44   1.23      37   1.04    146.6    65.0%    829  0.560 [0.487, 0.632]
-      ours bf16                  80   2.24      55   1.53    266.3    35.2%    828  0.548 [0.470, 0.627]
-    resnet18-none plain          39                                          1,542  0.527 [0.489, 0.564]
-      ours fp32                  42   1.07      42   1.07    138.7    61.5%    872  0.527 [0.489, 0.564]
-      ours bf16                  63   1.60      51   1.31    209.0    27.6%    873  0.526 [0.497, 0.554]
+    lenet plain               5,057                                            920  0.615 [0.586, 0.645]
+      ours fp32              30,290   5.99  25,301   5.00     68.6    29.6%    741  0.610 [0.572, 0.647]
+      ours bf16              26,043   5.15  28,152   5.57     59.0     8.0%    739  0.626 [0.589, 0.662]
+    lenet-none plain          5,721                                            914  0.575 [0.537, 0.613]
+      ours fp32              35,032   6.12  23,887   4.18     79.3    34.3%    742  0.603 [0.585, 0.620]
+      ours bf16              30,124   5.27  25,230   4.41     68.2     9.2%    741  0.560 [0.528, 0.593]
+    resnet8 plain               671                                          1,139  0.675 [0.651, 0.700]
+      ours fp32               1,478   2.20   1,326   1.98    109.5    47.3%    749  0.681 [0.653, 0.709]
+      ours bf16               2,864   4.27   2,273   3.39    212.3    28.8%    749  0.676 [0.653, 0.699]
+    resnet8-none plain        1,059                                          1,069  0.509 [0.472, 0.546]
+      ours fp32               1,860   1.76   1,913   1.81    137.9    59.6%    749  0.512 [0.494, 0.529]
+      ours bf16               3,500   3.30   2,654   2.51    259.5    35.2%    749  0.514 [0.500, 0.528]
+    resnet18 plain               35                                          1,726  0.560 [0.490, 0.630]
+      ours fp32                  41   1.18      38   1.10    135.8    58.7%    829  0.560 [0.487, 0.632]
+      ours bf16                  62   1.80      52   1.52    207.1    28.1%    827  0.548 [0.470, 0.627]
+    resnet18-none plain          35                                          1,549  0.527 [0.489, 0.564]
+      ours fp32                  47   1.35      36   1.02    157.6    68.1%    881  0.527 [0.489, 0.564]
+      ours bf16                  69   1.95      66   1.88    228.1    30.9%    873  0.526 [0.497, 0.554]
 
-Both sides leak alike, in either precision. A run of nearly the same code an hour before gave LeNet 4.42 and 3.43 times
-plain, without BatchNorm 4.55 and 3.93, ResNet-8 2.12 and 4.28, without BatchNorm 1.79 and 3.46. A whole ``mia-audit
-train-shadows`` of 16 LeNets on 1,500 records, 20 epochs, two starts of Python and torch (6 s) included: 16 to 19 s,
-where plain takes 50 s within a process that runs already.
+Both sides leak alike, in either precision. LeNet's convolutions are float32 in bf16 too. A whole ``mia-audit
+train-shadows`` of 16 LeNets on 1,500 records, 20 epochs, two starts of Python and torch (3 s) included, beside plain,
+in three rounds: 11.7 and 12.4 s beside 55.1 s, 10.0 and 10.9 beside 48.7, 8.9 and 10.8 beside 51.0: 4.4 to 5.7 times.
 
-Tried, and how many times as fast it made a core's step. Kept: BatchNorm, sum, ReLU and pooling of the zoo as one
-operation (shadow_pool/models/kernels.cpp), four LeNets 1.2 to 1.3, without BatchNorm 1.06, ResNet-8 1.07 in float32 and
-1.15 to 1.25 in bf16 (gradients are as close to those in float64 as torch's, or closer); four small models side by side,
-as groups of one channels-last model (shadow_pool/models/stack.py), LeNet 1.5 to 1.7 with BatchNorm and 1.5 to 1.9
-without, on 8x8 digits 1.9 and 2.1, an MLP of 85 k parameters 1.0 to 1.5; freed memory stays with the process
-(shadow_pool/memory.py), LeNet 1.6, ResNet-8 1.3; channels-last order 1.3 and bf16 1.6 for wide models; 2x2 max pooling
-by rows (shadow_pool/models/pooling.py) for a LeNet that trains alone, 1.1 to 1.2; models asked once a record instead of
+Tried, and how many times as fast it made a core's step. Kept: LeNet's convolutions, BatchNorm, pooling and ReLU as one
+operation, the records of a batch side by side in memory (shadow_pool/models/pooled.cpp), four LeNets 2.1, without
+BatchNorm 1.9, one LeNet 3.1; what follows the convolutions of the zoo's other networks as one operation
+(shadow_pool/models/activations.cpp), ResNet-8 1.07 in float32 and 1.15 to 1.25 in bf16 (gradients of both are as close
+to those in float64 as torch's, or closer); four small models side by side, as groups of one channels-last model
+(shadow_pool/models/stack.py), LeNet 1.2 with BatchNorm and 1.3 without, with torch's convolutions 1.5 to 1.9, on 8x8
+digits 1.9 and 2.1, an MLP of 85 k parameters 1.0 to 1.5; freed memory stays with the process (shadow_pool/memory.py),
+LeNet 1.6, ResNet-8 1.3; channels-last order 1.3 and bf16 1.6 for wide models; models asked once a record instead of
 twice, 1.05 of a unit of 10 epochs; one gather an epoch; fused optimizers (.1 ms a step); one single-threaded process a
-core, started once (2 to 4 s, mostly torch's import), records shared by memory map; long models first and no barrier
-before +fit arms, which leaves no core idle.
+core, started once (2 to 4 s, mostly torch's import) while the command imports torch itself, and killed at its end,
+which saves 1.6 of 5.8 s; records shared by memory map; long models first and no barrier before +fit arms, which leaves
+no core idle.
 
 Not kept: any traced forward rewritten with such operations, which changed what strangers' networks compute (in-place
-operations, hooks, state in buffers, draws); bf16 by default for four LeNets, 1.2 with AMX, since one LeNet or a network
-that does not stack takes 1.5 times as long by it; two models side by side, LeNet 1.3 to 1.4 with BatchNorm, 1.6
-without, and eight, 1.0 to 1.1 of four; ResNet-8 side by side 1.0 in bf16, .8 in float32; for LeNet alone, bf16 and
-channels-last .7 to 1.0, its batch folded into channels 1.15 to 1.25, and convolution, BatchNorm, pooling and ReLU as
-one function on matrix products, batch last, 1.3; for four, BatchNorm, pooling and ReLU as one function of torch's
-operations .9 to 1.0; ReLU and sums in place 1.0 (ResNet-8); float32 convolutions that multiply in bf16 .6 of autocast
-(ResNet-8); torch.compile 1.1, for 8 to 40 s a start; oneDNN's blocked layout from end to end .9; BatchNorm's statistics
-by matrix products 1.0; transparent huge pages 1.0; flushing denormals 1.0 and torch.func over stacked models .75 (on
-other machines).
+operations, hooks, state in buffers, draws); records side by side for ResNet-8 too, 1.0 in float32: its maps leave the
+caches; bf16 for LeNet, .9; two or eight LeNets side by side, .9 and .8 of four; ResNet-8 side by side 1.0 in bf16, .8
+in float32; for LeNet alone, bf16 and channels-last .7 to 1.0, its batch folded into channels 1.15 to 1.25, and
+convolution, BatchNorm, pooling and ReLU as one function on matrix products, batch last, 1.3; for four, BatchNorm,
+pooling and ReLU as one function of torch's operations .9 to 1.0; ReLU and sums in place 1.0 (ResNet-8); float32
+convolutions that multiply in bf16 .6 of autocast (ResNet-8); torch.compile 1.1, for 8 to 40 s a start; oneDNN's blocked
+layout from end to end .9; BatchNorm's statistics by matrix products 1.0; transparent huge pages 1.0; flushing denormals
+1.0 and torch.func over stacked models .75 (on other machines).
 
 Run: python benchmarks/training.py [--cases lenet,resnet8] [--precisions fp32,bf16]
 """

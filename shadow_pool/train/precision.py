@@ -29,7 +29,7 @@ def settle_precision(precision: str, device: str, model: nn.Module) -> str:
 
     Emulated bf16 is slower than float32, so a processor without AVX-512 BF16 or AMX gets float32. So does, on any
     processor, a model without wide convolutions (:func:`~shadow_pool.models.stack.is_wide`): with AMX, bf16 took LeNet
-    1.5 and the MLP 1.2 times as long as float32, ResNet-8 and DenseNet-22 .5 and .7 times. Other values than ``auto``
+    1.15 and the MLP 1.2 times as long as float32, ResNet-8 and DenseNet-22 .5 and .7 times. Other values than ``auto``
     stay.
     """
     if precision != "auto":
