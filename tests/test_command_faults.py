@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import resource
 import shutil
 import signal
@@ -15,10 +16,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pools import tiny_pool, train_here, write_digits
 from processes import Child, alive, in_session, wait_until, workers_of
 
+from mia_audit_cli.exits import SIGNALS, leave
 from mia_audit_cli.main import app
 from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import Pool, open_pool
@@ -134,6 +137,85 @@ def test_standard_output_that_is_full_is_one_line(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_that_is_closed_ends_the_command_and_leaves_nothing_in_shared_memory(tmp_path: Path) -> None:
+    x = np.zeros((20_000, 1, 8, 8), np.uint8)
+    np.savez(tmp_path / "large.npz", x=x, y=np.arange(len(x)) % 2, id=np.arange(len(x)))
+    options = ["--data", tmp_path / "large.npz", "--arch", "lenet", "--arms", "batch", "--n", 4, "--workers", 2]
+    command = start("train-shadows", "--pool", tmp_path / "pool", *options, "--quiet")
+
+    def shared() -> list[str]:
+        names = [path.name for path in Path("/dev/shm").iterdir()]
+        return [name for name in names if re.match(rf"(joblib.*_|sem.loky-){command.pid}[_-]", name)]
+
+    assert wait_until(lambda: len(list((tmp_path / "pool").glob("arms/*/.*.tmp"))) > 0)
+    assert {name[:6] for name in shared()} == {"joblib", "sem.lo"}
+    os.killpg(command.pid, signal.SIGHUP)
+    assert finish(command) == (130, [INTERRUPTED])
+    assert wait_until(lambda: not in_session(command.pid) and not shared(), timeout=20)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(tmp_path: Path, closed: str) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"n": 4, "arms": ["batch"], "recipe": {"epochs": 1}})
+    program = f'{sys.executable} -c "{MAIN.replace("print(flush=True)", "0")}"'
+    for options, status in ((f"train-shadows --pool {pool.path} --workers 2", 0), ("report --pool nope", 1)):
+        done = subprocess.run(
+            ["sh", "-c", f"{program} {options} {closed}"], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert "error" not in done.stdout
+        assert "Traceback" not in done.stderr
+    assert pool.missing("batch") == []
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    pool, _ = tiny_pool(tmp_path / "pool", {"n": 4, "arms": ["batch"]})
+    program = f'{sys.executable} -c "{MAIN.replace("print(flush=True)", "0")}"'
+    for options in ("pool info", "pool info --json"):
+        line = f"set -o pipefail; {program} {options.replace('info', f'info {pool.path}')} | true"
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("what", ["--version", "--help"])
+def test_what_is_not_a_command_says_too_that_standard_output_is_full(what: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN.replace("print(flush=True)", "0"), what],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output: OSError: [Errno 28] No space left on device\n"
+
+
+def test_nothing_interrupts_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: [os.kill(os.getpid(), number) for number in SIGNALS])
+    monkeypatch.setattr("shadow_pool.train.workers.kill_workers", lambda: None)
+    try:
+        leave(3)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == [3]
+
+
+def test_options_that_are_wrong_show_before_torch_is_imported(tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys; from mia_audit_cli.main import main\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        f"sys.argv = ['mia-audit', 'train-shadows', '--pool', {str(tmp_path / 'pool')!r}, '--arms', 'zzz']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    assert done.stderr.startswith("error: unknown arm 'zzz'")
 
 
 def test_ctrl_c_during_an_import_that_catches_everything_ends_the_command(

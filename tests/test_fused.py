@@ -371,6 +371,11 @@ def with_own_forward(conv: nn.Conv2d) -> nn.Conv2d:
     return conv
 
 
+def with_weight(conv: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
+    conv.weight = nn.Parameter(weight)
+    return conv
+
+
 UNUSUAL_CONVOLUTIONS: dict[str, Callable[[], tuple[nn.Module, nn.Module, Tensor]]] = {
     "stride": lambda: (convolution(stride=2), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
     "dilation": lambda: (convolution(dilation=2), nn.BatchNorm2d(3), torch.randn(4, 2, 8, 8)),
@@ -390,6 +395,18 @@ UNUSUAL_CONVOLUTIONS: dict[str, Callable[[], tuple[nn.Module, nn.Module, Tensor]
         torch.randn(4, 2, 8, 8),
     ),
     "another norm": lambda: (convolution(), nn.GroupNorm(1, 3), torch.randn(4, 2, 8, 8)),
+    "weight of other maps": lambda: (
+        with_weight(convolution(), torch.randn(4, 2, 3, 3)),
+        nn.BatchNorm2d(4),
+        torch.randn(4, 2, 8, 8),
+    ),
+    "weight of another size": lambda: (
+        with_weight(convolution(), torch.randn(3, 2, 5, 5)),
+        nn.BatchNorm2d(3),
+        torch.randn(4, 2, 9, 9),
+    ),
+    "long": lambda: (convolution(in_channels=1), nn.BatchNorm2d(3), torch.randn(1, 1, 20_000, 4)),
+    "wide": lambda: (convolution(in_channels=1), nn.BatchNorm2d(3), torch.randn(1, 1, 4, 20_000)),
     "eval": lambda: (convolution(), nn.BatchNorm2d(3).eval(), torch.randn(4, 2, 8, 8)),
     "float64": lambda: (convolution().double(), nn.BatchNorm2d(3).double(), torch.randn(4, 2, 8, 8).double()),
 }
@@ -404,6 +421,46 @@ def test_a_convolution_that_is_not_the_usual_one_is_torchs_business(name, monkey
     with fusing():
         found = pooled(conv, norm, x)
     torch.testing.assert_close(found, plainly_pooled(conv, own, x))
+    assert called == []
+
+
+def of_one_gamma() -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(8)
+    norm.weight = nn.Parameter(torch.ones(1))
+    return norm
+
+
+@vectorized
+@pytest.mark.parametrize(
+    ("conv", "norm"),
+    [
+        (nn.Conv2d(2, 8, 3, bias=False), nn.BatchNorm2d(2)),
+        (nn.Conv2d(2, 8, 3, bias=False), of_one_gamma()),
+        (nn.Conv2d(2, 8, 3, bias=False, padding=-1), nn.BatchNorm2d(8)),
+    ],
+    ids=["few statistics", "one gamma", "negative padding"],
+)
+def test_layers_that_contradict_themselves_are_refused_by_torch(conv, norm, monkeypatch):
+    called = calls(monkeypatch)
+    x = torch.randn(4, 2, 8, 8)
+    with fusing(), pytest.raises(RuntimeError):
+        pooled(conv, norm, x)
+    if conv.padding == (0, 0):
+        with fusing(), pytest.raises(RuntimeError):
+            activate(norm, torch.randn(4, 8, 8, 8).contiguous(memory_format=LAST))
+    assert called == []
+
+
+@vectorized
+def test_hooks_of_a_layer_that_does_nothing_are_called(monkeypatch):
+    norm = nn.Identity()
+    norm.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    x = torch.randn(4, 8, 8, 8).contiguous(memory_format=LAST)
+    called = calls(monkeypatch)
+    conv = nn.Conv2d(8, 8, 3)
+    with fusing():
+        torch.testing.assert_close(activate(norm, x, other=x), F.relu(3 * x))
+        torch.testing.assert_close(pooled(conv, norm, x), plainly_pooled(conv, norm, x))
     assert called == []
 
 

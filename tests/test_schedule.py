@@ -14,7 +14,7 @@ from processes import Child, alive, train_with_workers, wait_until, workers_of
 from shadow_pool.errors import UserError
 from shadow_pool.models.stack import STACK
 from shadow_pool.store.entry import temporary_path
-from shadow_pool.train import schedule
+from shadow_pool.train import schedule, workers
 from shadow_pool.train.job import TrainingData
 from shadow_pool.train.schedule import train_pool
 from shadow_pool.train.unit import Receipt, Unit, train_units
@@ -223,6 +223,16 @@ def test_workers_started_ahead_are_the_ones_that_work():
     ahead = workers_of(os.getpid())
     assert len(ahead) == 2
     assert set(run_in_workers(eval, [("__import__('os').getpid()",)] * 8, workers=2)) <= set(ahead)
+
+
+def test_no_more_workers_start_ahead_than_there_are_cores(monkeypatch):
+    monkeypatch.setattr(workers.joblib, "cpu_count", lambda: 2)
+    asked = []
+    monkeypatch.setattr(workers, "_results", lambda function, calls, count: asked.append(count))
+    for count in (1, 2, 200):
+        workers.start_workers(count)
+    workers._starting.clear()
+    assert asked == [2, 2]
 
 
 def test_training_imports_no_compiler_and_nothing_else_that_takes_seconds():

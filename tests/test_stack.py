@@ -143,6 +143,15 @@ def test_a_model_that_diverges_or_stops_early_leaves_the_others_as_they_were():
         assert bits(rough[index].model) == bits(calm[index].model)
 
 
+def test_a_model_that_starts_with_what_is_no_number_leaves_the_others_as_they_were():
+    calm, rough = [[training(i) for i in range(STACK)] for _ in range(2)]
+    rough[2].model.conv1.weight.data[0] = float("nan")
+    together(calm)
+    assert [outcome.diverged for outcome in together(rough)] == [False, False, True, False]
+    for index in (0, 1, 3):
+        assert bits(rough[index].model) == bits(calm[index].model)
+
+
 def test_models_can_be_asked_while_they_train_and_own_their_tensors_afterwards():
     seen = []
 

@@ -23,7 +23,11 @@ def stdout() -> Console:
     """Standard output; 80 columns where it is no terminal. NO_COLOR is respected by rich."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 80)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # as print does, not an exit of rich's own
+
+    return Output(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else 80)
 
 
 def note(text: str, *, quiet: bool = False) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -15,6 +17,9 @@ import typer
 from mia_audit_cli.console import note
 from shadow_pool.errors import UserError
 from shadow_pool.memory import keep_freed_memory
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a command: Ctrl-C, kill, a terminal that is closed."""
 
 
 def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
@@ -31,7 +36,7 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         except UserError as error:
             _fail(str(error))
         except KeyboardInterrupt:
-            _leave()
+            leave_interrupted()
         except BrokenPipeError:
             os._exit(0)
         except (OSError, MemoryError) as error:
@@ -55,13 +60,15 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
-            _leave()
+            leave_interrupted()
         frame = frame.f_back
     raise KeyboardInterrupt
 
 
 def leave(status: object) -> NoReturn:
     """End the process, and workers that wait for more, without taking torch apart, which takes most of a second."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     workers = sys.modules.get("shadow_pool.train.workers")
     if workers is not None:
         workers.kill_workers()
@@ -72,15 +79,23 @@ def leave(status: object) -> NoReturn:
     except BrokenPipeError:
         pass
     except OSError as error:
-        note(f"error: standard output: {_named(error)}")
-        code = 1
+        code = say_unwritable(error)
     os._exit(code)
 
 
-def _leave() -> NoReturn:
-    print("interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr, flush=True)
-    # Without waiting for worker processes, which die with this one.
+def leave_interrupted() -> NoReturn:
+    """End the process at once, without waiting for worker processes, which die with this one."""
+    with suppress(OSError):  # the terminal may be gone
+        print(
+            "interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr, flush=True
+        )
     os._exit(130)
+
+
+def say_unwritable(error: OSError) -> int:
+    """Standard output is full, say: one line, and the exit status."""
+    note(f"error: standard output: {_named(error)}")
+    return 1
 
 
 def _named(error: BaseException) -> str:

@@ -51,6 +51,7 @@ def study(
     changes: dict[str, Any],
 ) -> None:
     """Test the paper's claims on your data: a verdict with an interval for each, and a report with figures."""
+    check_folder(out)
     if device == "cpu" and scheduler is None:
         start_workers_early(workers)
     from mia_audit.report.html import write_study_report
@@ -60,7 +61,6 @@ def study(
 
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
-    check_folder(out)
     quiet = quiet or as_json
     setup = StudySetup(
         out=out,

@@ -70,6 +70,11 @@ def train_shadows(
     changes: dict[str, Any],
 ) -> None:
     """Train a pool of in/out shadow models, in pairs, with and without BatchNorm; run again to resume or extend."""
+    from shadow_pool.spec import from_dict
+
+    chosen = _indices(indices)
+    if not (pool / "pool.json").exists():
+        from_dict(changes)  # what is wrong with the options shows before anything that takes seconds
     if device == "cpu" and scheduler is None and not plan:
         start_workers_early(workers)
     from mia_audit.initial import initial_weights
@@ -78,7 +83,6 @@ def train_shadows(
     from shadow_pool.prepare import plan_pool, prepare_pool
     from shadow_pool.store.pool import open_pool
 
-    chosen = _indices(indices)
     if init is not None:
         changes["init"] = str(init)
     options: dict[str, Any] = {"data_root": data_root, "download": download, "device": device, "trust": trust}
@@ -148,8 +152,10 @@ def demo(
     quiet: o.QuietOption = False,
 ) -> None:
     """Train a small paired pool on real digits, train a target, audit it and write the report: about a minute."""
+    from mia_audit_cli.auditing import audit_and_write, check_folder
+
+    check_folder(out)
     start_workers_early(workers)
-    from mia_audit_cli.auditing import audit_and_write
     from shadow_pool.prepare import prepare_pool
     from shadow_pool.train.target import train_target as train
 

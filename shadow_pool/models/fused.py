@@ -92,8 +92,8 @@ def _counted(norm: nn.Module) -> tuple[nn.BatchNorm2d | None, tuple[Tensor | Non
 def _fits(norm: nn.Module, x: Any, other: Any) -> bool:
     return (
         type(x) is Tensor  # else it is a symbol, of which nothing can be asked
-        and (_is_plain(norm) or (type(norm) is nn.Identity and other is not None))
         and x.ndim == 4
+        and (_is_plain(norm, x.shape[1]) or (_is_nothing(norm) and other is not None))
         and x.dtype in kernels.DTYPES
         and x.device.type == "cpu"
         and x.shape[1] % kernels.LANES == 0
@@ -108,34 +108,36 @@ def _fits_pooled(conv: nn.Module, norm: nn.Module, x: Any) -> bool:
     if not (
         type(x) is Tensor
         and _is_plain_convolution(conv)
-        and ((_is_plain(norm) and conv.bias is None) or (type(norm) is nn.Identity and not has_hooks(norm)))
+        and ((_is_plain(norm, conv.out_channels) and conv.bias is None) or _is_nothing(norm))
         and x.ndim == 4
         and x.shape[1] == conv.in_channels
         and x.dtype == torch.float32
         and x.device.type == "cpu"
-        and 0 < len(x) <= kernels.MOST
+        and len(x) > 0
     ):
         return False
     shape = kernels.shape(conv, x)
-    return min(shape.out_height, shape.out_width) > 1
+    size = (shape.out_height, shape.out_width)
+    return min(size) > 1 and max(*x.shape, *size) <= kernels.MOST
 
 
 def _is_plain_convolution(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
     return (
         type(conv) is nn.Conv2d
         and conv.weight.dtype == torch.float32
-        and (conv.bias is None or (conv.bias.dtype == torch.float32 and conv.bias.is_contiguous()))
+        and conv.weight.shape == (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
+        and (conv.bias is None or _is_plain_vector(conv.bias, conv.out_channels))
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
         and len(set(conv.padding)) == 1
+        and min(conv.padding) >= 0
         and set(conv.stride) == set(conv.dilation) == {1}
-        and not has_hooks(conv)
-        and "forward" not in vars(conv)
+        and _is_called_alone(conv)
     )
 
 
-def _is_plain(norm: nn.Module) -> bool:
-    """Whether a layer is a BatchNorm that does what its definition says for training, and nothing else."""
+def _is_plain(norm: nn.Module, channels: int) -> bool:
+    """Whether a layer is a BatchNorm of so many channels that does what its definition says in training, and no more."""
     if type(norm) is not nn.BatchNorm2d:
         return False
     held = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
@@ -144,10 +146,21 @@ def _is_plain(norm: nn.Module) -> bool:
         and norm.track_running_stats
         and norm.momentum is not None
         and norm.num_batches_tracked is not None
-        and all(t is not None and t.dtype == torch.float32 and t.is_contiguous() for t in held)
-        and not has_hooks(norm)
-        and "forward" not in vars(norm)
+        and all(t is not None and _is_plain_vector(t, channels) for t in held)
+        and _is_called_alone(norm)
     )
+
+
+def _is_nothing(norm: nn.Module) -> bool:
+    return type(norm) is nn.Identity and _is_called_alone(norm)
+
+
+def _is_called_alone(layer: nn.Module) -> bool:
+    return not has_hooks(layer) and "forward" not in vars(layer)
+
+
+def _is_plain_vector(x: Tensor, size: int) -> bool:
+    return x.dtype == torch.float32 and x.shape == (size,) and x.is_contiguous()
 
 
 def _is_last(x: Tensor) -> bool:

@@ -30,7 +30,7 @@ RECORDS = 16
 TALLEST = 6
 """Channels whose gradients of weights are summed together."""
 MOST = 8192
-"""Channels of activations, or records of pooled maps: they have a few numbers for each on the stack."""
+"""Channels of activations; records, channels, sides of pooled maps: they have a few numbers for each on the stack."""
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 
 

@@ -34,8 +34,9 @@ static inline void settle(Long c, double mean, double var, double count, const N
     saved.inverse[c] = inverse;
     saved.scale[c] = norm.gamma[c] * inverse;
     saved.shift[c] = norm.beta[c] - norm.gamma[c] * inverse * mean;
-    norm.running_mean[c] += norm.momentum * (mean - norm.running_mean[c]);
-    norm.running_var[c] += norm.momentum * (var * count / (count - 1) - norm.running_var[c]);
+    double kept = 1 - norm.momentum;
+    norm.running_mean[c] = kept * norm.running_mean[c] + norm.momentum * mean;
+    norm.running_var[c] = kept * norm.running_var[c] + norm.momentum * var * count / (count - 1);
 }
 
 struct Line {

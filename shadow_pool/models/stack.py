@@ -199,9 +199,10 @@ def _agrees(models: list[nn.Module], input_shape: Sequence[int]) -> bool:
         with torch.enable_grad(), seeds.torch_stream(0):
             trace(models[0].train(), lambda layer: isinstance(layer, (Affine, Shift)))
             probes = torch.randn(len(models), _PROBE, *input_shape, dtype=torch.float64)
-            # Models that all start from one file, or branches that start from zero, would hide a mistake.
+            # Models that all start from one file, or branches that start from zero, would hide a mistake; one that
+            # starts with NaN would keep the others from being stacked.
             for p in chain.from_iterable(model.parameters() for model in models):
-                p.data.add_(torch.randn_like(p), alpha=_NOISE)
+                p.data.nan_to_num_(0, 0, 0).add_(torch.randn_like(p), alpha=_NOISE)
             joint = _joined(models)
             if joint is None:
                 return False

@@ -33,9 +33,11 @@ def start_workers(workers: int) -> None:
     """Start the processes that :func:`run_in_workers` will ask for: they import torch while this one does.
 
     For whoever knows early that there will be work; the start, of seconds, is then over when the work is at hand.
+    More than one per core would only be in each other's way, and start when they are asked for.
     """
-    if workers > 1:
-        _starting.append(_results(importlib.import_module, [("shadow_pool.train.unit",)] * workers, workers))
+    first = min(workers, joblib.cpu_count())
+    if first > 1:
+        _starting.append(_results(importlib.import_module, [("shadow_pool.train.unit",)] * first, first))
 
 
 def run_in_workers(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], *, workers: int) -> Iterator[T]:
@@ -73,14 +75,16 @@ def _results(function: Callable[..., T], calls: Sequence[tuple[Any, ...]], worke
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started in the block never see SIGINT; one that this process gets meanwhile comes at its end.
+    """Processes started in the block never see SIGINT or SIGHUP; one that this process gets meanwhile comes at its end.
 
-    A terminal sends Ctrl-C to every process of the group. Ending workers is the parent's business; a worker that
-    hears it too, while it still imports, prints a traceback.
+    A terminal sends Ctrl-C to every process of the group, and SIGHUP when it is closed. Ending workers is the parent's
+    business; a worker that hears it too, while it still imports, prints a traceback, and a tracker leaves behind what
+    it should clear away.
     """
-    _start_trackers()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        _start_trackers()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
