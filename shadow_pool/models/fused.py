@@ -137,7 +137,7 @@ def _is_plain_convolution(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
 
 
 def _is_plain(norm: nn.Module, channels: int) -> bool:
-    """Whether a layer is a BatchNorm of so many channels that does what its definition says in training, and no more."""
+    """Whether a layer is a BatchNorm of so many channels that does what its definition says in training, no more."""
     if type(norm) is not nn.BatchNorm2d:
         return False
     held = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
