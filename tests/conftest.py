@@ -60,14 +60,16 @@ def pool_data(pool: Pool) -> PoolData:
     return find_data(pool)
 
 
+@pytest.fixture(autouse=True)
+def no_workers_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process start workers where they have work for them, and these outlive them."""
+    monkeypatch.setattr("shadow_pool.train.workers.start_workers", lambda workers: None)
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Run]:
-    """Run a command in this process, in an empty folder: (exit status, standard output, standard error).
-
-    Workers start where they have work, and outlive the command.
-    """
+    """Run a command in this process, in an empty folder: (exit status, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shadow_pool.train.workers.start_workers", lambda workers: None)
     monkeypatch.setattr("mia_audit_cli.main.leave", sys.exit)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

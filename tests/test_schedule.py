@@ -230,7 +230,7 @@ def test_no_more_workers_start_ahead_than_there_are_cores(monkeypatch):
     asked = []
     monkeypatch.setattr(workers, "_results", lambda function, calls, count: asked.append(count))
     for count in (1, 2, 200):
-        workers.start_workers(count)
+        start_workers(count)
     workers._starting.clear()
     assert asked == [2, 2]
 
