@@ -553,6 +553,16 @@ def test_it_is_compiled_once_and_again_where_the_file_is_damaged(tmp_path, loads
         assert [path.read_bytes() for path in made.parent.iterdir()] == [content]
 
 
+@compiled
+def test_a_model_tells_of_the_kernels_it_was_trained_with(monkeypatch):
+    before = kernels.made_by()
+    assert before == kernels.made_by()
+    monkeypatch.setattr(kernels, "_sources", lambda: "others")
+    assert kernels.made_by() != before
+    monkeypatch.setattr(kernels, "loaded", lambda: None)
+    assert kernels.made_by() == "none"
+
+
 def test_without_a_compiler_or_a_place_for_the_result_torch_does_it_all(tmp_path, loads_in, monkeypatch):
     (tmp_path / "file").write_text("")
     assert not loads_in(tmp_path / "file")

@@ -38,7 +38,7 @@ def guarded(command: Callable[..., int | None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             leave_interrupted()
         except BrokenPipeError:
-            os._exit(0)
+            leave(0)
         except (OSError, MemoryError) as error:
             _fail(f"{_named(error)}; free space or memory, or mend permissions, then run the same command again")
         except (typer.Exit, typer.BadParameter):

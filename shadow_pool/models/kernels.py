@@ -64,8 +64,11 @@ def pooled_is_fast() -> bool:
 
 
 def made_by() -> str:
-    """The compiler and its version, or "none". A model trained by another has other last digits."""
-    return "none" if loaded() is None else next(iter(_version(_compiler()).splitlines()), "unknown")
+    """The compiler, its version, and a hash of the sources, or "none"; with others a model has other last digits."""
+    if loaded() is None:
+        return "none"
+    compiler = next(iter(_version(_compiler()).splitlines()), "unknown")
+    return f"{compiler}, sources {_hash(_sources().encode())[:8]}"
 
 
 def _compiler() -> str:
@@ -90,9 +93,13 @@ def _folder() -> Path:
 
 
 def _key(compiler: str) -> str:
-    texts = [path.read_text(encoding="utf-8") for path in (_HEADER, *_SOURCES)]
-    parts = [*texts, *_FLAGS, _version(compiler), _processor()]
+    parts = [_sources(), *_FLAGS, _version(compiler), _processor()]
     return _hash("\0".join(parts).encode())
+
+
+@functools.cache
+def _sources() -> str:
+    return "\0".join(path.read_text(encoding="utf-8") for path in (_HEADER, *_SOURCES))
 
 
 def _hash(content: bytes) -> str:
