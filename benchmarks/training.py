@@ -32,8 +32,8 @@ host is noisy: plain LeNet gave 3,700 to 6,500 images/s on one day, so compare w
       ours bf16                  69   1.95      66   1.88    228.1    30.9%    873  0.526 [0.497, 0.554]
 
 Both sides leak alike, in either precision. LeNet's convolutions are float32 in bf16 too. A whole ``mia-audit
-train-shadows`` of 16 LeNets on 1,500 records, 20 epochs, two starts of Python and torch (3 s) included, beside plain,
-in three rounds: 11.7 and 12.4 s beside 55.1 s, 10.0 and 10.9 beside 48.7, 8.9 and 10.8 beside 51.0: 4.4 to 5.7 times.
+train-shadows`` of 16 LeNets on 1,500 records, 20 epochs, two starts of Python and torch (3 s) included, took 8.2 to
+12.4 s in ten runs, beside plain in five rounds 39.1 to 55.1 s: 4.5 to 5.2 times.
 
 Tried, and how many times as fast it made a core's step. Kept: LeNet's convolutions, BatchNorm, pooling and ReLU as one
 operation, the records of a batch side by side in memory (shadow_pool/models/pooled.cpp), four LeNets 2.1, without
