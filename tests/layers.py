@@ -34,6 +34,14 @@ def check_close(
         torch.testing.assert_close(mine, true, rtol=0, atol=allowed)
 
 
+def check_statistics(norm: nn.Module, torchs: nn.Module, exact: nn.Module) -> None:
+    """A layer's running statistics, as close to those in float64 as torch's are."""
+    for name in ("running_mean", "running_var"):
+        wanted = getattr(exact, name)
+        error, torchs_error = ((getattr(layer, name).double() - wanted).abs().max() for layer in (norm, torchs))
+        assert error <= 2 * torchs_error + 1e-5 * float(wanted.abs().max())
+
+
 def but_for_the_first_pixel(x: Tensor) -> Tensor:
     constant = torch.zeros_like(x)
     constant[0, :, 0, 0] = 100 * x[0, :, 0, 0]

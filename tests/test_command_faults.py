@@ -27,7 +27,8 @@ from shadow_pool.prepare import pool_data
 from shadow_pool.store.pool import Pool, open_pool
 from shadow_pool.store.repair import verify_pool
 
-MAIN = "import sys; from mia_audit_cli.main import main; sys.argv[0] = 'mia-audit'; print(flush=True); main()"
+RUN = "import sys; from mia_audit_cli.main import main; sys.argv[0] = 'mia-audit'; main()"
+MAIN = RUN.replace("main()", "print(flush=True); main()")
 INTERRUPTED = "interrupted: what was finished is kept; run the same command again to go on"
 
 
@@ -122,7 +123,7 @@ def test_standard_output_that_is_full_is_one_line(tmp_path: Path) -> None:
                 [
                     sys.executable,
                     "-c",
-                    MAIN.replace("print(flush=True)", "0"),
+                    RUN,
                     "pool",
                     "info",
                     str(pool.path),
@@ -159,7 +160,7 @@ def test_a_terminal_that_is_closed_ends_the_command_and_leaves_nothing_in_shared
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_standard_streams_may_be_closed(tmp_path: Path, closed: str) -> None:
     pool, _ = tiny_pool(tmp_path / "pool", {"n": 4, "arms": ["batch"], "recipe": {"epochs": 1}})
-    program = f'{sys.executable} -c "{MAIN.replace("print(flush=True)", "0")}"'
+    program = f'{sys.executable} -c "{RUN}"'
     for options, status in ((f"train-shadows --pool {pool.path} --workers 2", 0), ("report --pool nope", 1)):
         done = subprocess.run(
             ["sh", "-c", f"{program} {options} {closed}"], capture_output=True, text=True, timeout=120, check=False
@@ -172,7 +173,7 @@ def test_standard_streams_may_be_closed(tmp_path: Path, closed: str) -> None:
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     pool, _ = tiny_pool(tmp_path / "pool", {"n": 4, "arms": ["batch"]})
-    program = f'{sys.executable} -c "{MAIN.replace("print(flush=True)", "0")}"'
+    program = f'{sys.executable} -c "{RUN}"'
     for options in ("pool info", "pool info --json"):
         line = f"set -o pipefail; {program} {options.replace('info', f'info {pool.path}')} | true"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=False)
@@ -183,7 +184,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_what_is_not_a_command_says_too_that_standard_output_is_full(what: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-c", MAIN.replace("print(flush=True)", "0"), what],
+            [sys.executable, "-c", RUN, what],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import LAST, SHAPES, calls, check_close, compiled, fresh, norm_of, vectorized
+from layers import LAST, SHAPES, calls, check_close, check_statistics, compiled, fresh, norm_of, vectorized
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
@@ -95,10 +95,7 @@ def test_statistics_are_as_exact_as_torchs(kind):
     mine, its = fused(norm, x).double(), F.relu(torchs(x)).double()
     scale = float(true.abs().max())
     assert (mine - true).abs().max() <= 2 * (its - true).abs().max() + 1e-5 * scale
-    for name in ("running_mean", "running_var"):
-        wanted = getattr(exact, name)
-        error, torchs_error = ((getattr(layer, name).double() - wanted).abs().max() for layer in (norm, torchs))
-        assert error <= 2 * torchs_error + 1e-5 * float(wanted.abs().max())
+    check_statistics(norm, torchs, exact)
 
 
 @compiled

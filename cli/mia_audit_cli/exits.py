@@ -86,9 +86,7 @@ def leave(status: object) -> NoReturn:
 def leave_interrupted() -> NoReturn:
     """End the process at once, without waiting for worker processes, which die with this one."""
     with suppress(OSError):  # the terminal may be gone
-        print(
-            "interrupted: what was finished is kept; run the same command again to go on", file=sys.stderr, flush=True
-        )
+        note("interrupted: what was finished is kept; run the same command again to go on")
     os._exit(130)
 
 

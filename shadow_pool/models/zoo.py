@@ -3,7 +3,7 @@
 Other arms are made from these by :func:`shadow_pool.models.norms.to_norm`, the way they are made from a
 stranger's module, so that shared layers start from the same weights in every arm. A layer followed by
 BatchNorm has no bias of its own; the conversion to ``none`` gives it one. Forwards are written twice where
-:func:`shadow_pool.models.fused.activate` is called: TorchScript passes no modules to functions.
+:mod:`shadow_pool.models.fused` is called: TorchScript passes no modules to functions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shadow_pool.errors import UserError
@@ -19,7 +19,6 @@ from shadow_pool.models.fused import activate, pooled
 from shadow_pool.models.pooling import halve
 
 Shape = tuple[int, ...]
-fx.wrap("halve")  # its choice by the tensor's order cannot be traced
 
 
 def _image(arch: str, input_shape: Shape, smallest: int) -> Shape:
